@@ -1,0 +1,193 @@
+"""The models FlexGen can run: their shapes, their layers, and the names people give them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from helpers.errors import Refused
+
+FP16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One weight as FlexGen stores it: the file's name, and its shape (rows first)."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One step of FlexGen's schedule; `kind` is input_embed, attention, mlp or output_embed."""
+
+    kind: str
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class OptModel:
+    """An OPT architecture in FlexGen's terms (pre-norm, feed-forward width 4 x hidden, fp16)."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int = 50272
+    max_positions: int = 2048
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """FlexGen's layers in the order it runs them, attention and MLP apart (`--sep-layer`)."""
+        h, v = self.hidden_size, self.vocab_size
+        token_embedding = TensorSpec("decoder.embed_tokens.weight", (v, h))
+        layers = [
+            Layer("input_embed", (
+                token_embedding,
+                TensorSpec("decoder.embed_positions.weight", (self.max_positions + 2, h)),
+            ))
+        ]
+        for i in range(self.num_layers):
+            prefix = f"decoder.layers.{i}."
+            attention = []
+            for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                attention.append(TensorSpec(f"{prefix}self_attn.{projection}.weight", (h, h)))
+                attention.append(TensorSpec(f"{prefix}self_attn.{projection}.bias", (h,)))
+            attention.append(TensorSpec(f"{prefix}self_attn_layer_norm.weight", (h,)))
+            attention.append(TensorSpec(f"{prefix}self_attn_layer_norm.bias", (h,)))
+            mlp = (
+                TensorSpec(f"{prefix}fc1.weight", (4 * h, h)),
+                TensorSpec(f"{prefix}fc1.bias", (4 * h,)),
+                TensorSpec(f"{prefix}fc2.weight", (h, 4 * h)),
+                TensorSpec(f"{prefix}fc2.bias", (h,)),
+                TensorSpec(f"{prefix}final_layer_norm.weight", (h,)),
+                TensorSpec(f"{prefix}final_layer_norm.bias", (h,)),
+            )
+            layers += [Layer("attention", tuple(attention)), Layer("mlp", mlp)]
+        layers.append(Layer("output_embed", (
+            TensorSpec("decoder.layer_norm.weight", (h,)),
+            TensorSpec("decoder.layer_norm.bias", (h,)),
+            token_embedding,
+        )))
+        return tuple(layers)
+
+    @cached_property
+    def files(self) -> dict[str, tuple[int, ...]]:
+        """Every weight file of the model, name to shape; the shared embedding stands once."""
+        return {tensor.name: tensor.shape for layer in self.layers for tensor in layer.tensors}
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of the fp16 weights as FlexGen allocates them: the token embedding counts twice."""
+        return FP16_BYTES * sum(t.elements for layer in self.layers for t in layer.tensors)
+
+    def kv_cache_bytes(self, batch: int, prompt_len: int, gen_len: int) -> int:
+        """Bytes of the fp16 KV cache of `batch` sequences (FlexGen keeps prompt + gen - 1 positions)."""
+        return 2 * FP16_BYTES * self.num_layers * (prompt_len + gen_len - 1) * batch * self.hidden_size
+
+
+# Small enough that a CPU plays the GPU: a few milliseconds a pass, 12.6 million weights.
+EMULATED_MODEL = OptModel("opt-mini", num_layers=4, hidden_size=384, num_heads=6, vocab_size=4096)
+
+# The shapes of flexgen.opt_config.get_opt_config, held here so that asking costs no import of
+# torch; tests/test_models.py compares them with FlexGen's own.
+KNOWN_MODELS = {
+    model.name: model
+    for model in (
+        EMULATED_MODEL,
+        OptModel("opt-125m", 12, 768, 12),
+        OptModel("opt-1.3b", 24, 2048, 32),
+        OptModel("opt-2.7b", 32, 2560, 32),
+        OptModel("opt-6.7b", 32, 4096, 32),
+        OptModel("opt-13b", 40, 5120, 40),
+        OptModel("opt-30b", 48, 7168, 56),
+        OptModel("opt-66b", 64, 9216, 72),
+        OptModel("opt-175b", 96, 12288, 96),
+        OptModel("opt-175b-stage", 24, 12288, 96),
+        OptModel("galactica-30b", 48, 7168, 56, vocab_size=50000),
+    )
+}
+
+
+def resolve(name: str) -> OptModel:
+    """The model that `name` means: `opt-1.3b`, `OPT-1.3B`, `facebook/opt-1.3b`, `opt-1.3b-np`, or a
+    folder that transformers saved an OPT model in.
+
+    Raises Refused for a name FlexGen has no model for, listing the choices.
+    """
+    folder = local_folder(name)
+    if folder is not None:
+        return _from_transformers_config(folder)
+    short = name.strip().lower().removeprefix("facebook/").removesuffix("-np")
+    if short in KNOWN_MODELS:
+        return KNOWN_MODELS[short]
+    iml = re.fullmatch(r"opt-iml(?:-max)?-(1\.3b|30b)", short)
+    if iml:
+        base = KNOWN_MODELS[f"opt-{iml[1]}"]
+        return OptModel(short, base.num_layers, base.hidden_size, base.num_heads)
+    if short == "opt-350m":
+        raise Refused(
+            "model 'opt-350m': FlexGen does not implement it (it normalises after each block and "
+            "projects its embeddings); nearest: opt-125m, opt-1.3b"
+        )
+    raise Refused(
+        f"model {name!r}: neither a model FlexGen knows ({', '.join(KNOWN_MODELS)}) "
+        "nor a folder with a transformers OPT model (config.json)"
+    )
+
+
+def local_folder(name: str) -> Path | None:
+    """The transformers folder that `name` points to, or None if `name` is just a name."""
+    path = Path(name).expanduser()
+    return path.resolve() if (path / "config.json").is_file() else None
+
+
+def _from_transformers_config(folder: Path) -> OptModel:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        hidden = config["hidden_size"]
+        required = {
+            "model_type": "opt",
+            "do_layer_norm_before": True,
+            "ffn_dim": 4 * hidden,
+            "word_embed_proj_dim": hidden,
+            "activation_function": "relu",
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+            "pad_token_id": 1,
+        }
+        # What a config leaves out has transformers' default for OPT.
+        defaults = {
+            "do_layer_norm_before": True, "ffn_dim": 3072, "word_embed_proj_dim": hidden,
+            "activation_function": "relu", "enable_bias": True,
+            "layer_norm_elementwise_affine": True, "pad_token_id": 1,
+        }
+        for key, wanted in required.items():
+            found = config.get(key, defaults.get(key))
+            if found != wanted:
+                raise Refused(f"{path}: {key} is {found!r}, FlexGen's OPT needs {wanted!r}")
+        name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip(".-") or "local-opt"
+        return OptModel(
+            name,
+            num_layers=int(config["num_hidden_layers"]),
+            hidden_size=int(hidden),
+            num_heads=int(config["num_attention_heads"]),
+            vocab_size=int(config["vocab_size"]),
+            max_positions=int(config["max_position_embeddings"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, Refused):
+            raise
+        raise Refused(f"{path}: not a readable transformers OPT config ({error!r})") from error

@@ -1,0 +1,217 @@
+"""The record of a run, and the log that keeps one record a line."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from helpers.settings import Frozen, RunSettings, in_one_line
+
+SCHEMA_VERSION = 1
+# Raised whenever a change to the laboratory changes what a figure means; known results are then
+# measured again.
+METHOD_VERSION = 1
+
+FailureKind = Literal[
+    "refused", "gpu_oom", "host_pin_oom", "killed", "timeout", "disk_full", "interrupted", "error"
+]
+KIND_OF_DEVICE = {"cuda": "measured on CUDA", "emulated": "measured on the emulated GPU"}
+
+
+class DiskSeries(Frozen):
+    """What the disk behind the offload folder read, interval by interval. Times count from the run's start."""
+
+    source: str  # "iostat 12.6.1", "/proc/diskstats" or "psutil"
+    device: str
+    device_found_by: str
+    interval_s: float
+    time_s: tuple[float, ...]
+    reads_per_s: tuple[float, ...]
+    read_kib_per_s: tuple[float, ...]
+    request_kib: tuple[float | None, ...]  # mean size of a read; None where there was none
+    util_percent: tuple[float | None, ...]
+    idle_read_kib_per_s: float | None  # before the run: what others read
+
+
+class MemorySeries(Frozen):
+    """Memory in GiB over time; `what` names the statistic and who counts it."""
+
+    what: str
+    time_s: tuple[float, ...]
+    used_gib: tuple[float, ...]
+
+    @property
+    def peak_gib(self) -> float | None:
+        return max(self.used_gib, default=None)
+
+
+class Samples(Frozen):
+    """Everything sampled beside a run; a part that this machine cannot give is None, and `notes` says why."""
+
+    disk: DiskSeries | None = None
+    gpu: MemorySeries | None = None
+    host: MemorySeries | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Repeat(Frozen):
+    """One measured generation. Latencies are FlexGen's own `generate` timer: prefill, then each decode pass.
+
+    `disk_read_bytes` is what the disk's counter gave in the window, `own_read_bytes` what this process
+    had to take from storage; both None where the kernel does not say.
+    """
+
+    started_s: float
+    ended_s: float
+    pass_latencies_s: tuple[float, ...]
+    peak_gpu_mem_gib: float
+    disk_read_bytes: int | None = None
+    own_read_bytes: int | None = None
+    timers_s: dict[str, tuple[float, ...]] = {}
+
+    @property
+    def prefill_latency_s(self) -> float:
+        return self.pass_latencies_s[0]
+
+    @property
+    def decode_latency_s(self) -> float:
+        return sum(self.pass_latencies_s[1:])
+
+    @property
+    def total_latency_s(self) -> float:
+        return sum(self.pass_latencies_s)
+
+
+class Failure(Frozen):
+    """Why a run gave no figures: its kind, the first real error in one line, and the log's end."""
+
+    kind: FailureKind
+    message: str
+    log_tail: str = ""
+
+
+class Machine(Frozen):
+    """The machine of a run, as far as its figures depend on it."""
+
+    name: str  # GPU name, or "emulated <profile>"
+    cpu: str
+    cpu_count: int
+    ram_gib: float
+    gpu_mem_gib: float | None
+    platform: str
+    profile: str | None = None  # the emulated tier's machine profile
+
+
+class RunRecord(Frozen):
+    """One run: what it was, where and how, and what came of it."""
+
+    schema_version: int = SCHEMA_VERSION
+    method_version: int = METHOD_VERSION
+    key: str
+    kind: str
+    status: Literal["done", "failed"]
+    settings: RunSettings
+    command: str
+    machine: Machine
+    versions: dict[str, str]
+    started_at: str  # ISO 8601, UTC
+    duration_s: float
+    phases_s: dict[str, float] = {}  # start, weights, warm-up, measured: seconds of each
+    weights: str = ""  # where the weights came from
+    prompt: str = ""  # where the prompt's token ids came from
+    repeats: tuple[Repeat, ...] = ()
+    generated_tokens: tuple[tuple[int, ...], ...] = ()
+    bytes_by_tier: dict[str, int] = {}
+    bytes_expected_from_disk: int = 0  # by one repeat, were nothing in the page cache
+    peak_gpu_reserved_gib: float | None = None
+    samples: Samples = Samples()
+    failure: Failure | None = None
+    notes: tuple[str, ...] = Field(default=())
+
+    @property
+    def projected(self) -> bool:
+        """Whether FlexGen timed a few layer-steps and projected the rest (`--debug-mode`)."""
+        return self.settings.debug_mode is not None
+
+    @property
+    def throughputs_tok_s(self) -> tuple[float, ...]:
+        tokens = self.settings.workload.generated_tokens
+        return tuple(tokens / repeat.total_latency_s for repeat in self.repeats)
+
+    @property
+    def total_throughput_tok_s(self) -> float | None:
+        """Generated tokens over prefill + decode time: the median of the repeats."""
+        return statistics.median(self.throughputs_tok_s) if self.repeats else None
+
+    @property
+    def total_latency_s(self) -> float | None:
+        return statistics.median(r.total_latency_s for r in self.repeats) if self.repeats else None
+
+    @property
+    def prefill_latency_s(self) -> float | None:
+        return statistics.median(r.prefill_latency_s for r in self.repeats) if self.repeats else None
+
+    @property
+    def decode_latency_s(self) -> float | None:
+        return statistics.median(r.decode_latency_s for r in self.repeats) if self.repeats else None
+
+    @property
+    def peak_gpu_mem_gib(self) -> float | None:
+        """FlexGen's statistic, over start, warm-up and the first generation, as its own command sees it."""
+        return self.repeats[0].peak_gpu_mem_gib if self.repeats else None
+
+    @property
+    def bytes_from_disk(self) -> int | None:
+        """Bytes that the disk gave in one repeat (median): the device's counter, else the process's own."""
+        for counts in (
+            [r.disk_read_bytes for r in self.repeats],
+            [r.own_read_bytes for r in self.repeats],
+        ):
+            if counts and None not in counts:
+                return int(statistics.median(counts))
+        return None
+
+
+class Log:
+    """A JSON Lines file of records: appended to, one whole line a record, and never rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def append(self, record: RunRecord) -> None:
+        """Add a record and put it on the disk before returning. Raises OSError if it cannot be kept."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = record.model_dump_json().encode() + b"\n"
+        with open(self.path, "ab") as log:
+            if self._last_line_is_torn():
+                line = b"\n" + line
+            log.write(line)
+            log.flush()
+            os.fsync(log.fileno())
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        """Every readable record, oldest first; a line that is not one is skipped with a warning."""
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as log:
+            for number, line in enumerate(log, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield RunRecord.model_validate_json(line)
+                except ValidationError as error:
+                    cause = "cut off while it was written" if not line.endswith(b"\n") else in_one_line(error)
+                    warnings.warn(f"{self.path}, line {number}: not a record, skipped ({cause})", stacklevel=2)
+
+    def _last_line_is_torn(self) -> bool:
+        with open(self.path, "rb") as log:
+            if log.seek(0, os.SEEK_END) == 0:
+                return False
+            log.seek(-1, os.SEEK_END)
+            return log.read(1) != b"\n"
