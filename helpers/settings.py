@@ -30,6 +30,9 @@ class Frozen(BaseModel):
         except ValidationError as error:
             raise Refused(in_one_line(error)) from None
 
+    # Pydantic then reads JSON without coming through here, where strict mode refuses arrays as tuples.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
 
 def in_one_line(error: ValidationError) -> str:
     """The first complaint of pydantic as `field=value: rule`; Refused raised inside keeps its words."""
