@@ -472,7 +472,7 @@ def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> Machi
         measured[test.__name__] = None
         if device == "cuda":
             try:
-                measured[test.__name__] = test()
+                measured[test.__name__] = _freeing_gpu_memory(test)
             except (ImportError, RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
                 notes.append(f"{test.__name__}: not measured: {str(error).splitlines()[0]}")
     return MachineCeilings(machine=describe(device, None), folder=str(folder), notes=tuple(notes), **measured)
@@ -580,6 +580,15 @@ def _bytes_from_storage() -> int | None:
         return psutil.Process().io_counters().read_bytes
     except (AttributeError, OSError, RuntimeError, psutil.Error):
         return None
+
+
+def _freeing_gpu_memory(test: Callable[[], float]) -> float:
+    import torch
+
+    try:
+        return test()
+    finally:
+        torch.cuda.empty_cache()  # or this process would hold the test's buffers beside every later run
 
 
 def gpu_copy_gb_s() -> float:

@@ -36,7 +36,9 @@ DOCKER_OVERLAY = """\
 """
 
 
-def found(path: str, number: tuple[int, int], mountinfo: str, tmp_path: Path, diskstats: str = DISKSTATS) -> machine.Disk:
+def found(
+    path: str, number: tuple[int, int], mountinfo: str, tmp_path: Path, diskstats: str = DISKSTATS
+) -> machine.Disk:
     return machine.find_disk(
         Path(path), number, machine.parse_mountinfo(mountinfo), machine.parse_diskstats(diskstats), tmp_path
     )

@@ -50,7 +50,7 @@ class GpuMemory:
         # The run itself is one; ids are the host's and cannot be matched inside a container, so they are counted.
         if self._others_before is not None and self._most_processes > self._others_before + 1:
             more = self._most_processes - self._others_before - 1
-            self.notes.append(f"during the run {_count(more)} more came to the GPU")
+            self.notes.append(f"during the run {_count(more)} came to the GPU")
         samples = list(self._samples)
         if not samples:
             return None
