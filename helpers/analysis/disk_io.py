@@ -1,0 +1,274 @@
+"""Question 4: how the disk is read, by the homework's classes and by the bytes, and what offloading changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from helpers import models
+from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
+from helpers.analysis.values import (
+    Answer, Part, Value, gaps, in_line, latency, listed, order_of_magnitude, orders, plain, seconds, times,
+)
+from helpers.homework import QUESTIONS
+from helpers.points import Point, Rows, homework_rows
+
+# The homework's rule, and how its words are read here.
+LARGE_REQUEST_KB = 32
+ABOUT_4_KB = 8  # "about 4 KB": up to twice
+HIGH_REQUESTS_PER_S = 1000  # "high r/s"
+MUCH_LOWER = 0.5  # "much lower than the disk can give": below this share
+
+# Compute times nearer than this factor are called the same.
+SAME_COMPUTE = 1.25
+
+CLASS_NAMES = {
+    "A": "A, sequential reads in large blocks", "B": "B, random reads in small blocks", "C": "C, page cache hits",
+}
+
+
+@dataclass(frozen=True)
+class DiskClass:
+    """How one run reads the disk: the homework's class (A, B, C, "none" or "unknown") beside the bytes."""
+
+    row_id: str
+    label: str
+    by_rule: str
+    why: str
+    reads: DiskReads | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether rule and bytes tell the same story; None if one of them is not known."""
+        share = self.reads.share_from_disk if self.reads else None
+        if self.by_rule not in CLASS_NAMES or share is None:
+            return None
+        return not self.reads.partly_cached if self.by_rule in "AB" else self.reads.partly_cached
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """FlexGen's timers of one run, s: means over layers and layer-steps, as it prints them."""
+
+    load_weight_s: float
+    compute_s: float
+
+    @property
+    def load_over_compute(self) -> float | None:
+        return self.load_weight_s / self.compute_s if self.compute_s else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskIO(Answer):
+    """The classes and breakdowns behind the answer to question 4."""
+
+    classes: tuple[DiskClass, ...]
+    gpu: Breakdown | None
+    disk: Breakdown | None
+
+    @property
+    def load_ratio(self) -> float | None:
+        """load_weight on disk over load_weight on the GPU."""
+        if self.gpu is None or self.disk is None or not self.gpu.load_weight_s:
+            return None
+        return self.disk.load_weight_s / self.gpu.load_weight_s
+
+    @property
+    def compute_ratio(self) -> float | None:
+        """compute_layer_decoding with the weights on disk over the same on the GPU."""
+        if self.gpu is None or self.disk is None or not self.gpu.compute_s:
+            return None
+        return self.disk.compute_s / self.gpu.compute_s
+
+
+def q4(points: Iterable[Point], disk_kb_s: float | None = None) -> DiskIO:
+    """The answer to question 4. `disk_kb_s` is what the disk can give (KiB/s), where it was measured apart."""
+    rows = homework_rows(points)
+    classes = tuple(
+        _classify(row_id, label, point, rows, disk_kb_s)
+        for row_id, label in (("q1-5", "100 % disk"), ("q4-disk-cold", "100 % disk, page cache dropped"))
+        if (point := rows.done(row_id)) and (row_id == "q1-5" or point is not rows.done("q1-5"))
+    )
+    answer = DiskIO(
+        question="q4", gaps=gaps(rows, QUESTIONS["q4"]), classes=classes, parts=(),
+        gpu=_breakdown(rows.done("q4-breakdown-gpu")), disk=_breakdown(rows.done("q4-breakdown-disk")),
+    )
+    parts = (
+        Part("Part 1: how is the disk read?", _part_1(classes)),
+        Part("Part 2: load / compute ratio", _part_2(rows, answer)),
+        Part("(a) compute_layer_decoding, baseline against disk", _compute(answer)),
+        Part("(b) load_weight, baseline against disk", _load(rows, answer)),
+    )
+    return DiskIO(
+        question="q4", gaps=answer.gaps, classes=classes, parts=parts, gpu=answer.gpu, disk=answer.disk
+    )
+
+
+# ---- part 1 ---------------------------------------------------------------------------------------------------------
+
+
+def _classify(row_id: str, label: str, point: Point, rows: Rows, disk_kb_s: float | None) -> DiskClass:
+    reads = of_point(label, point, rows)
+    by_rule, why = _by_rule(point, reads, disk_kb_s)
+    return DiskClass(row_id, label, by_rule, why, reads)
+
+
+def _by_rule(point: Point, reads: DiskReads | None, disk_kb_s: float | None) -> tuple[str, str]:
+    requests, read_kb, request_kb = point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak
+    if requests is None and read_kb is None and request_kb is None:
+        note = f" ({in_line('; '.join(point.notes))})" if point.notes else ""
+        return "unknown", f"this machine's disk counters are not known{note}, so no class can be given"
+    if not requests and not read_kb and not request_kb:
+        return "none", (
+            "the disk was not read at all while the run was measured: every read was a page cache hit, and the rule, "
+            "which goes by the size of requests, cannot be applied"
+        )
+    if request_kb is None:
+        return "unknown", "the size of requests is not known, so no class can be given"
+    size_words = f"rareq-sz peaks at {plain(request_kb, 4)} KB"
+    if request_kb >= LARGE_REQUEST_KB:
+        return "A", f"{size_words} ≥ {LARGE_REQUEST_KB} KB: readahead joined consecutive pages into large requests"
+    small = f"{size_words} < {LARGE_REQUEST_KB} KB"
+    if request_kb <= ABOUT_4_KB and read_kb is not None:
+        limit, what = _what_the_disk_gives(reads, disk_kb_s)
+        if limit is not None and read_kb < MUCH_LOWER * limit:
+            return "C", (f"{size_words}, about one page, and rkB/s peaks at {plain(read_kb, 4)}, much lower "
+                         f"than {what}: most reads do not reach the disk")
+    if requests is not None and requests >= HIGH_REQUESTS_PER_S:
+        return "B", f"{small} with {plain(requests, 4)} r/s: each request stands alone, the kernel could not join them"
+    seen = "r/s is not known" if requests is None else f"r/s peaks at only {plain(requests, 4)}"
+    return "none", f"{small}, but {seen}: too few small requests for B, and not what the rule calls C"
+
+
+def _what_the_disk_gives(reads: DiskReads | None, disk_kb_s: float | None) -> tuple[float | None, str]:
+    if disk_kb_s is not None:
+        return disk_kb_s, f"the {plain(disk_kb_s, 4)} that this disk can give"
+    if reads is not None and reads.needed_bytes_per_s:
+        needed = reads.needed_bytes_per_s / IOSTAT_KB
+        return needed, f"the {plain(needed, 4)} that the run took in (the disk's own limit is not given)"
+    return None, ""
+
+
+def _part_1(classes: tuple[DiskClass, ...]) -> str:
+    if not classes:
+        return "There is no run with all weights on disk, so there is nothing to classify."
+    return "\n\n".join(_class_in_words(found) for found in classes)
+
+
+def _class_in_words(found: DiskClass) -> str:
+    name = CLASS_NAMES.get(found.by_rule)
+    words = f"{found.label}: " + (f"class {name}. By the homework's rule, " if name else "no class of the rule: ")
+    words += found.why + "."
+    reads = found.reads
+    if reads is None:
+        return words
+    words += f" By the bytes: {reads.sentence}"
+    if found.agrees is False:
+        share = "no or few" if reads.verdict.startswith("warm") else "only part of the"
+        words += (
+            f" Here the two disagree: the rule says reads reach the disk, by the bytes {share} reads did. The "
+            "peak tells "
+            "the size of those requests that reached the disk, not how many did." if found.by_rule in "AB" else
+            " Here the two disagree: the rule says page cache, by the bytes the disk gave the reads, in small requests."
+        )
+    elif found.by_rule in "AB" and reads.share_from_disk is None and reads.least_from_page_cache:
+        words += " So the class holds for the requests that reached the disk, and they were not all."
+    return words
+
+
+# ---- part 2 ---------------------------------------------------------------------------------------------------------
+
+
+def _breakdown(point: Point | None) -> Breakdown | None:
+    if point is None or point.load_weight_s is None or point.compute_layer_decoding_s is None:
+        return None
+    return Breakdown(point.load_weight_s, point.compute_layer_decoding_s)
+
+
+def _without(answer: DiskIO) -> str | None:
+    missing = [name for name, found in (("the baseline", answer.gpu), ("the disk run", answer.disk)) if found is None]
+    return f"Cannot be said: no breakdown of {listed(missing)}." if missing else None
+
+
+def _part_2(rows: Rows, answer: DiskIO) -> str:
+    words = []
+    for name, row_id, found in (
+        ("Baseline (100 % GPU)", "q4-breakdown-gpu", answer.gpu), ("100 % disk", "q4-breakdown-disk", answer.disk)
+    ):
+        if found is None:
+            words.append(f"{name}: no breakdown.")
+            continue
+        bound = "" if found.load_over_compute is None else (
+            f" = {times(found.load_over_compute)}: "
+            f"{'load_weight' if found.load_over_compute > 1 else 'computing'} is the longer part."
+        )
+        words.append(f"{name}: load / compute = {seconds(found.load_weight_s)} / {seconds(found.compute_s)}{bound}")
+        words += _means_and_medians(rows.done(row_id))
+    if answer.disk is not None:
+        words += _against_the_pass(rows, answer.disk)
+    return " ".join(words)
+
+
+def _means_and_medians(point: Point) -> list[str]:
+    mean, median = point.load_weight_s, point.load_weight_s_median
+    if median is None:
+        return []
+    words = f"The median of load_weight is {seconds(median)}"
+    if mean > 1.25 * median:
+        words += ": a few slow calls, the first, cold one among them, raise the mean that FlexGen prints"
+    return [words + "."]
+
+
+def _against_the_pass(rows: Rows, disk: Breakdown) -> list[str]:
+    """Layers x load_weight beside the pass that was measured without the breakdown."""
+    point = rows.done("q1-5")
+    whole = latency(point)
+    if whole is None:
+        return []
+    layers = len(models.resolve(point.model).layers)
+    expected, measured = layers * disk.load_weight_s, whole.value / point.passes
+    same = Value.of(expected).is_close_to(Value.of(measured))
+    verdict = ("loading weights is nearly the whole pass" if same else
+               "copies and computing overlap there, or the page cache was in another state" if expected > measured else
+               "something besides loading weights takes time there, or the page cache was in another state")
+    return [f"{layers} layers of {seconds(disk.load_weight_s)} are {seconds(expected)}, against "
+            f"{seconds(measured)} for a pass of the undisturbed run: {verdict}."]
+
+
+def _compute(answer: DiskIO) -> str:
+    missing = _without(answer)
+    if missing:
+        return missing
+    before, after, change = answer.gpu.compute_s, answer.disk.compute_s, answer.compute_ratio
+    if change is None:
+        return f"Cannot be compared: the baseline's compute_layer_decoding is {seconds(before)}."
+    words = f"{seconds(before)} against {seconds(after)}, {plain(change)} times"
+    if 1 / SAME_COMPUTE <= change <= SAME_COMPUTE:
+        return (f"{words}: practically the same. Offloading changes where the weights are kept, not what is "
+                "computed with them: the layer works on the same numbers once they have arrived.")
+    return (f"{words}: not the same, although the amount to compute is. Offloading does not change it; the "
+            "timer must hold "
+            "something besides computing (a cold first call, threads that copy on the same cores, other clocks).")
+
+
+def _load(rows: Rows, answer: DiskIO) -> str:
+    missing = _without(answer)
+    if missing:
+        return missing
+    before, after, change = answer.gpu.load_weight_s, answer.disk.load_weight_s, answer.load_ratio
+    if not change:
+        return f"{seconds(before)} against {seconds(after)}: one of them is 0, so there is no ratio."
+    magnitude = order_of_magnitude(change)
+    words = f"{seconds(before)} against {seconds(after)}: about {plain(change, 2)}x, "
+    words += f"{orders(magnitude)}." if magnitude else "less than one order of magnitude."
+    if magnitude > 0:
+        words += (" With the weights on the GPU load_weight has nothing to move; from disk each layer comes "
+                  "through CPU memory and over PCIe before it can be used.")
+        if answer.compute_ratio and 1 / SAME_COMPUTE <= answer.compute_ratio <= SAME_COMPUTE:
+            words += " Together with (a): offloading changes the path of the data and its cost, not the computing."
+    else:
+        words += " In these figures bringing the weights from the disk tier costs hardly more than having them."
+    medians = [rows.done(row_id).load_weight_s_median for row_id in ("q4-breakdown-gpu", "q4-breakdown-disk")]
+    if None not in medians and medians[0]:
+        words += f" By the medians it is about {plain(medians[1] / medians[0], 2)}x."
+    return words

@@ -1,0 +1,211 @@
+"""A figure with the range of its repeats, how two are compared, and how figures are put into words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from helpers.homework import Row
+from helpers.points import Point, Rows
+
+# Figures without repeats: a smaller relative difference is not called one (rounded figures hide as much).
+SAME_WITHIN = 0.02
+# Two ratios nearer than this are called close.
+CLOSE_WITHIN = 0.10
+
+
+@dataclass(frozen=True)
+class Value:
+    """A figure: the median of its repeats with the lowest and highest, all equal where there was one."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, value_range: tuple[float, float] | None = None) -> Value:
+        low, high = value_range or (value, value)
+        return cls(value, low, high)
+
+    @property
+    def repeated(self) -> bool:
+        return self.low < self.high
+
+    def over(self, other: Value) -> Value:
+        """The ratio, from the lowest to the highest that the two ranges allow."""
+        return Value(
+            self.value / other.value,
+            self.low / other.high if other.high else self.value / other.value,
+            self.high / other.low if other.low else self.value / other.value,
+        )
+
+    def scaled(self, factor: float) -> Value:
+        return Value(self.value * factor, self.low * factor, self.high * factor)
+
+    def differs_from(self, other: Value) -> bool:
+        """Whether a difference may be called one: outside both ranges, and outside SAME_WITHIN."""
+        if self.low <= other.high and other.low <= self.high:
+            return False
+        return abs(self.value - other.value) > SAME_WITHIN * max(abs(self.value), abs(other.value))
+
+    def exceeds(self, other: Value) -> bool:
+        return self.value > other.value and self.differs_from(other)
+
+    def is_close_to(self, other: Value) -> bool:
+        if self.low <= other.high and other.low <= self.high:
+            return True
+        return abs(self.value - other.value) <= CLOSE_WITHIN * max(self.value, other.value)
+
+
+def ratio(a: Value | None, b: Value | None) -> Value | None:
+    """a / b, or None where either is not known or b is 0."""
+    return a.over(b) if a and b and b.value else None
+
+
+def throughput(point: Point | None) -> Value | None:
+    """Token/s of a point that has it."""
+    if point is None:
+        return None
+    if point.total_throughput_tok_s:
+        return Value.of(point.total_throughput_tok_s, point.total_throughput_tok_s_range)
+    if point.latency_s:
+        return Value.of(point.workload.generated_tokens).over(latency(point))
+    return None
+
+
+def latency(point: Point | None) -> Value | None:
+    """Seconds of one generation of a point that has them."""
+    if point is None or not point.latency_s:
+        return None
+    return Value.of(point.latency_s, point.wall_time_s_range)
+
+
+def pass_time(point: Point | None) -> Value | None:
+    """Seconds of a forward pass (the prefill is one of them), from the throughput, so that it agrees with
+    ratios of throughputs."""
+    speed = throughput(point)
+    return Value.of(point.workload.effective_batch).over(speed) if speed else None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One lettered sub-question and its answer."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The worded answer to a question: what is missing first, then each part in the homework's order."""
+
+    question: str
+    parts: tuple[Part, ...]
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def markdown(self) -> str:
+        blocks = [f"*{gap}*" for gap in self.gaps]
+        for part in self.parts:
+            blocks += [f"**{part.title}**", part.text]
+        return "\n\n".join(blocks) + "\n"
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown
+
+
+def gaps(rows: Rows, wanted: Sequence[Row]) -> tuple[str, ...]:
+    """A sentence for each row that is missing or failed, and what was noticed while matching."""
+    missing = [row.label for row in wanted if row.id not in rows.by_id and row.page_cache is None]
+    sentences = [f"Missing: {listed(missing)}. What depends on it is left out."] if missing else []
+    for row in wanted:
+        point = rows.by_id.get(row.id)
+        if point is not None and point.status == "failed":
+            sentences.append(f"Failed: {row.label} ({in_line(point.reason or 'no reason given')}). "
+                             "What depends on it is left out.")
+        if point is not None and point.figures_disagree:
+            sentences.append(
+                f"{row.label}: {plain(point.wall_time_s)} s at {plain(point.total_throughput_tok_s)} token/s is "
+                "not the "
+                f"{point.workload.generated_tokens} tokens of its workload; times are worked out from the throughput."
+            )
+    return tuple(sentences) + rows.notes
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def in_line(text: str) -> str:
+    """Someone else's text on one line, with nothing that Markdown or HTML would act on."""
+    text = " ".join(text.split())
+    for character in "\\`*_[]<>|":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def listed(items: Iterable[str]) -> str:
+    items = list(items)
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """A number to `digits` significant digits, never with an exponent: 0.0054, 35.5, 6,740."""
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def times(value: Value | float, sign: str = "") -> str:
+    """A ratio, 2.28 (or 2.28x), with its range where there were repeats."""
+    if isinstance(value, Value):
+        spread = f" ({_ratio(value.low)} to {_ratio(value.high)})" if value.repeated else ""
+        return _ratio(value.value) + sign + spread
+    return _ratio(value) + sign
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}" if value >= 0.1 else plain(value, 2)
+
+
+def seconds(value: float, digits: int = 3) -> str:
+    """A time in s, below 1 ms in µs."""
+    if value and abs(value) < 1e-3:
+        return f"{plain(value * 1e6, digits)} µs"
+    return f"{plain(value, digits)} s"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= scale:
+            return f"{plain(count / scale)} {unit}"
+    return f"{plain(count)} B"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Bytes per second in GB/s, below 10 MB/s in MB/s."""
+    return f"{plain(bytes_per_s / 1e9)} GB/s" if bytes_per_s >= 1e7 else f"{plain(bytes_per_s / 1e6)} MB/s"
+
+
+def order_of_magnitude(value: float) -> int:
+    """The power of ten nearest to a ratio, on a log scale: 6,737 is 4 orders of magnitude."""
+    return round(math.log10(value))
+
+
+def orders(count: int) -> str:
+    return f"{count} order of magnitude" if count == 1 else f"{count} orders of magnitude"
+
+
+def percent(share: float) -> str:
+    return f"{plain(100 * share, 2)} %"
+
+
+def capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def uncapital(words: str) -> str:
+    return words[:1].lower() + words[1:]

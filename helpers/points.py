@@ -1,0 +1,444 @@
+"""One row of figures, whoever measured them: from the laboratory's own log, or from someone's CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from helpers import models
+from helpers.errors import Refused
+from helpers.homework import QUESTIONS, Row
+from helpers.placement import Placement, place
+from helpers.results import DiskSeries, Log, Machine, RunRecord
+from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
+
+Kind = Literal[
+    "measured on CUDA", "measured on the emulated GPU", "projected by FlexGen", "predicted", "quoted"
+]
+
+
+class Point(Frozen):
+    """One row of figures. None is "not known"; a failed run is a point with its reason and no figures.
+
+    `wall_time_s` is prefill + decode of one generation; with repeats, figures are medians and
+    `*_range` holds (lowest, highest). GiB = 2**30 bytes; iostat's kB are KiB.
+    """
+
+    run_id: str
+    kind: Kind
+    source: str  # the machine that measured, or the file that says so
+    model: str
+    split: OffloadSplit
+    workload: Workload
+    compress_weight: bool = False
+    debug_mode: Literal["breakdown", "fewer_batch"] | None = None
+    page_cache: Literal["natural", "cold"] | None = None
+    other_options: str = ""  # FlexGen options that are not at their defaults
+
+    status: Literal["done", "failed"] = "done"
+    reason: str = ""
+
+    repeats: int | None = None
+    wall_time_s: float | None = None
+    wall_time_s_range: tuple[float, float] | None = None
+    total_throughput_tok_s: float | None = None
+    total_throughput_tok_s_range: tuple[float, float] | None = None
+    prefill_latency_s: float | None = None
+    decode_latency_s: float | None = None
+    peak_gpu_mem_gib: float | None = None
+
+    load_weight_s: float | None = None  # mean over layers, FlexGen's figure
+    load_weight_s_median: float | None = None
+    compute_layer_decoding_s: float | None = None  # mean over layer-steps, FlexGen's figure
+    compute_layer_decoding_s_median: float | None = None
+
+    disk_r_s_peak: float | None = None
+    disk_rkb_s_peak: float | None = None
+    disk_rareq_kb_peak: float | None = None
+    disk_util_percent_peak: float | None = None
+    bytes_from_disk: int | None = None
+    bytes_expected_from_disk: int | None = None
+    disk: DiskSeries | None = None
+    windows_s: tuple[tuple[float, float], ...] = ()  # start and end of each repeat, on the clock of `disk`
+
+    gpu_mem_gib: float | None = None  # the GPU's capacity
+    machine: Machine | None = None
+    versions: dict[str, str] = {}
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        """Where FlexGen puts the weights. Raises Refused if the model is a folder that is not here."""
+        return place(
+            models.resolve(self.model), self.split.weights_gpu, self.split.weights_cpu, self.compress_weight
+        )
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of one generation: the prefill, and one for each further token."""
+        return self.workload.gen_len
+
+    @property
+    def figures_disagree(self) -> bool:
+        """Whether wall time x throughput is not the workload's tokens: then one of them is of something else."""
+        if self.wall_time_s is None or self.total_throughput_tok_s is None:
+            return False
+        tokens = self.wall_time_s * self.total_throughput_tok_s
+        return abs(tokens - self.workload.generated_tokens) > 0.05 * self.workload.generated_tokens
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds of one generation: the wall time, or tokens over throughput if it is not given or disagrees."""
+        if self.wall_time_s is not None and not self.figures_disagree:
+            return self.wall_time_s
+        if self.total_throughput_tok_s:
+            return self.workload.generated_tokens / self.total_throughput_tok_s
+        return None
+
+
+def from_record(run_id: str, record: RunRecord) -> Point:
+    """The figures of a record. Disk peaks are those inside the measured repeats."""
+    settings = record.settings
+    failed = record.status == "failed"
+    repeats = () if failed else record.repeats
+    load = [s for repeat in repeats for s in repeat.timers_s.get("load_weight", ())]
+    compute = [s for repeat in repeats for s in repeat.timers_s.get("compute_layer_decoding", ())]
+    windows = tuple((repeat.started_s, repeat.ended_s) for repeat in repeats)
+    disk = record.samples.disk
+    reason = "" if not failed else (
+        f"{record.failure.kind}: {record.failure.message}" if record.failure else "no reason recorded"
+    )
+    return Point(
+        run_id=run_id, kind=record.kind, source=record.machine.name, model=settings.model,
+        split=settings.split, workload=settings.workload, compress_weight=settings.compress_weight,
+        debug_mode=settings.debug_mode, page_cache=settings.page_cache, other_options=_other_options(settings),
+        status=record.status, reason=reason,
+        repeats=len(repeats) or None,
+        wall_time_s=record.total_latency_s if repeats else None,
+        wall_time_s_range=_range(r.total_latency_s for r in repeats),
+        total_throughput_tok_s=record.total_throughput_tok_s if repeats else None,
+        total_throughput_tok_s_range=_range(record.throughputs_tok_s if repeats else ()),
+        prefill_latency_s=record.prefill_latency_s if repeats else None,
+        decode_latency_s=record.decode_latency_s if repeats else None,
+        peak_gpu_mem_gib=record.peak_gpu_mem_gib if repeats else None,
+        load_weight_s=statistics.fmean(load) if load else None,
+        load_weight_s_median=statistics.median(load) if load else None,
+        compute_layer_decoding_s=statistics.fmean(compute) if compute else None,
+        compute_layer_decoding_s_median=statistics.median(compute) if compute else None,
+        **_disk_peaks(disk, windows),
+        bytes_from_disk=record.bytes_from_disk if repeats else None,
+        bytes_expected_from_disk=record.bytes_expected_from_disk,
+        disk=disk, windows_s=windows,
+        gpu_mem_gib=record.machine.gpu_mem_gib, machine=record.machine, versions=record.versions,
+        command=record.command, notes=record.notes + record.samples.notes,
+    )
+
+
+def _range(values: Iterable[float]) -> tuple[float, float] | None:
+    values = list(values)
+    return (min(values), max(values)) if len(values) > 1 else None
+
+
+def _disk_peaks(disk: DiskSeries | None, windows: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+    """Peaks over the samples whose interval touches a window: copying the weights is not the run."""
+    columns = {
+        "disk_r_s_peak": "reads_per_s", "disk_rkb_s_peak": "read_kib_per_s",
+        "disk_rareq_kb_peak": "request_kib", "disk_util_percent_peak": "util_percent",
+    }
+    if disk is None:
+        return dict.fromkeys(columns)
+    inside = [
+        i for i, end in enumerate(disk.time_s)
+        if any(end > start and end - disk.interval_s < stop for start, stop in windows)
+    ]
+    peaks = {}
+    for name, column in columns.items():
+        values = [getattr(disk, column)[i] for i in inside]
+        peaks[name] = max((v for v in values if v is not None), default=None)
+    return peaks
+
+
+def _other_options(settings: RunSettings) -> str:
+    options = []
+    if settings.compress_cache:
+        options.append("--compress-cache")
+    if settings.cpu_cache_compute:
+        options.append("--cpu-cache-compute")
+    if not settings.overlap:
+        options.append("--overlap false")
+    if not settings.pin_weight:
+        options.append("--pin-weight false")
+    if settings.attn_sparsity < 1:
+        options.append(f"--attn-sparsity {settings.attn_sparsity}")
+    return " ".join(options)
+
+
+def read(path: str | Path) -> tuple[Point, ...]:
+    """The rows of a `.csv` of figures or of a `.jsonl` result log. Raises Refused."""
+    path = Path(path)
+    readers = {".csv": read_csv, ".jsonl": read_jsonl}
+    if path.suffix.lower() not in readers:
+        raise Refused(f"{path}: neither a .csv of figures nor a .jsonl result log")
+    if not path.is_file():
+        raise Refused(f"{path}: no such file")
+    return readers[path.suffix.lower()](path)
+
+
+def read_jsonl(path: str | Path) -> tuple[Point, ...]:
+    """One point for each run of a result log: its last record that is done, else its last failure.
+
+    Raises Refused if the log holds no readable record.
+    """
+    latest: dict[str, RunRecord] = {}
+    for record in Log(Path(path)):
+        known = latest.get(record.key)
+        if known is None or record.status == "done" or known.status == "failed":
+            latest[record.key] = record
+    if not latest:
+        raise Refused(f"{path}: holds no readable record")
+    return tuple(from_record(_run_id(record.settings), record) for record in latest.values())
+
+
+def _run_id(settings: RunSettings) -> str:
+    """The homework's name for these settings, or their key."""
+    rows = [row for row in _homework_rows() if _is_row(row, settings) and row.page_cache in (None, settings.page_cache)]
+    rows.sort(key=lambda row: row.page_cache is None)
+    return rows[0].id if rows else settings.key
+
+
+# ---- CSV ------------------------------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if value == 0:
+        raise ValueError
+    return value
+
+
+def _whole(text: str) -> int:
+    value = float(text)  # pandas writes a column of whole numbers with a gap as 4.0
+    if value != int(value):
+        raise ValueError
+    return int(value)
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError
+        return text.lower()
+    return parse
+
+
+# Column: how it is read, and what it must be. An empty cell is None.
+_COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "run_id": (str, "a name"),
+    "model": (lambda name: models.resolve(name).name, "a model FlexGen knows"),
+    "percent": (OffloadSplit.parse, "six whole numbers"),
+    "gpu_batch_size": (_whole, "a whole number"),
+    "num_gpu_batches": (_whole, "a whole number"),
+    "prompt_len": (_whole, "a whole number"),
+    "gen_len": (_whole, "a whole number"),
+    "compress_weight": (_flag, "true or false"),
+    "debug_mode": (_one_of("breakdown", "fewer_batch"), "breakdown or fewer_batch"),
+    "page_cache": (_one_of("natural", "cold"), "natural or cold"),
+    "status": (_one_of("done", "failed"), "done or failed"),
+    "reason": (str, "text"),
+    "wall_time_s": (_positive, "a number above 0"),
+    "total_throughput_tok_s": (_positive, "a number above 0"),
+    "peak_gpu_mem_gib": (_number, "a number"),
+    "load_weight_s": (_number, "a number"),
+    "compute_layer_decoding_s": (_number, "a number"),
+    "disk_r_s_peak": (_number, "a number"),
+    "disk_rkb_s_peak": (_number, "a number"),
+    "disk_rareq_kb_peak": (_number, "a number"),
+    "disk_util_percent_peak": (_number, "a number"),
+    "bytes_from_disk": (_whole, "a whole number"),
+    "gpu_mem_gib": (_positive, "a number above 0"),
+    "notes": (lambda text: (text,), "text"),
+}
+_REQUIRED = ("model", "percent", "gpu_batch_size", "prompt_len", "gen_len")
+_WORKLOAD = ("gpu_batch_size", "num_gpu_batches", "prompt_len", "gen_len")
+
+
+def read_csv(path: str | Path) -> tuple[Point, ...]:
+    """Figures that someone wrote down, one row a run, as points of kind "quoted".
+
+    Needed columns: model, percent, gpu_batch_size, prompt_len, gen_len; every other column of
+    `outputs/reference/t4-colab/figures.csv`, and status, reason, page_cache, bytes_from_disk,
+    gpu_mem_gib and notes, may be left out or empty. A column of another name is refused.
+    Raises Refused naming the line, the column and the value.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: not a readable UTF-8 text file ({error})") from error
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    try:
+        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(map(str.strip, cells))]
+    except csv.Error as error:
+        raise Refused(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+    if not lines:
+        raise Refused(f"{path}: empty, a header line and one line a run are needed")
+    header = [name.lower() for name in lines[0][1]]
+    _check_header(path, header)
+    if len(lines) == 1:
+        raise Refused(f"{path}: a header and no rows")
+    source = f"{path.resolve().parent.name}/{path.name}"
+    return tuple(_csv_point(path, source, line, header, cells) for line, cells in lines[1:])
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    missing = [name for name in _REQUIRED if name not in header]
+    if missing:
+        raise Refused(f"{path}, line 1: no column {', '.join(missing)}; cells are separated by commas")
+    for name in header:
+        if name not in _COLUMNS:
+            raise Refused(f"{path}, line 1: column {name!r} is not known; known are {', '.join(_COLUMNS)}")
+        if header.count(name) > 1:
+            raise Refused(f"{path}, line 1: column {name!r} stands twice")
+
+
+def _csv_point(path: Path, source: str, line: int, header: list[str], cells: list[str]) -> Point:
+    if len(cells) != len(header):
+        raise Refused(f"{path}, line {line}: {len(cells)} cells, the header has {len(header)}")
+    fields: dict[str, Any] = {}
+    for name, text in zip(header, cells):
+        parse, rule = _COLUMNS[name]
+        if not text:
+            if name in _REQUIRED:
+                raise Refused(f"{path}, line {line}, column {name}: empty, {rule} is needed")
+            continue
+        try:
+            fields[name] = parse(text)
+        except Refused as error:
+            raise Refused(f"{path}, line {line}, column {name}: {error}") from None
+        except (ValueError, KeyError, OverflowError):
+            raise Refused(
+                f"{path}, line {line}, column {name}: {text!r} is not {rule}; "
+                "leave a figure that is not known empty and say why in a column `reason`"
+            ) from None
+    try:
+        workload = Workload(**{name: fields.pop(name) for name in _WORKLOAD if name in fields})
+        status = fields.pop("status", None) or "done"
+        return Point(
+            run_id=fields.pop("run_id", f"line {line}"), kind="quoted", source=source,
+            split=fields.pop("percent"), workload=workload, status=status, **fields,
+        )
+    except Refused as error:
+        raise Refused(f"{path}, line {line}: {error}") from None
+
+
+# ---- the homework's rows --------------------------------------------------------------------------------------------
+
+
+def _homework_rows() -> dict[Row, None]:
+    return {row: None for rows in QUESTIONS.values() for row in rows}
+
+
+def _is_row(row: Row, run: Point | RunSettings) -> bool:
+    """Whether `run` is what `row` asks for, by what it is; the page cache apart."""
+    return (
+        run.split == OffloadSplit.parse(row.percent)
+        and run.workload.gpu_batch_size == row.gpu_batch_size
+        and run.compress_weight == row.compress_weight
+        and run.debug_mode == row.debug_mode
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The homework's rows as far as the figures have them, by row id; failed runs among them."""
+
+    by_id: dict[str, Point]
+    notes: tuple[str, ...] = ()
+
+    def done(self, row_id: str) -> Point | None:
+        """The point that has figures for a row, or None."""
+        point = self.by_id.get(row_id)
+        return point if point is not None and point.status == "done" else None
+
+    @property
+    def first(self) -> Point | None:
+        return next(iter(self.by_id.values()), None)
+
+
+def campaigns(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
+    """Points that may be compared: one source, one model, one prompt and generation length, same options."""
+    groups: dict[tuple, list[Point]] = {}
+    for point in points:
+        work = point.workload
+        key = (
+            point.source, point.kind == "predicted", point.model, work.prompt_len, work.gen_len,
+            work.num_gpu_batches, point.other_options,
+        )
+        groups.setdefault(key, []).append(point)
+    return tuple(map(tuple, groups.values()))
+
+
+def homework_rows(points: Iterable[Point]) -> Rows:
+    """Which point is which row of the homework, matched by what it is, never by its run_id.
+
+    Of several campaigns the one with the most rows is taken; of two points for one row the later one
+    that is done. A note says what was left out.
+    """
+    candidates = sorted((_match(group) for group in campaigns(points)), key=lambda rows: -len(rows.by_id))
+    if not candidates or not candidates[0].by_id:
+        return Rows({})
+    best, rest = candidates[0], [rows for rows in candidates[1:] if rows.by_id]
+    notes = best.notes
+    if rest:
+        first = best.first
+        others = ", ".join(f"{len(r.by_id)} of {r.first.model} ({r.first.source})" for r in rest)
+        notes += (f"These rows are {first.model} on {first.source}; the figures also hold rows of others: {others}.",)
+    return Rows(best.by_id, notes)
+
+
+def _match(group: Sequence[Point]) -> Rows:
+    cold = [p for p in group if p.page_cache == "cold"]
+    natural = [p for p in group if p.page_cache != "cold"]
+    # One page cache for the whole homework, so that its rows can be compared: the one with more rows.
+    main, other = sorted((natural, cold), key=lambda some: -len(_by_row(some)[0]))
+    matched, notes = _by_row(main)
+    for row_id, point in _by_row(other)[0].items():
+        if row_id not in matched and point.placement.disk_bytes_per_pass == 0:
+            matched[row_id] = point
+    for row in _homework_rows():
+        if row.page_cache == "cold":
+            matched.update(_by_row(cold, (row,))[0])
+    order = [row.id for row in _homework_rows()]
+    return Rows({row_id: matched[row_id] for row_id in order if row_id in matched}, notes)
+
+
+def _by_row(group: Sequence[Point], rows: Iterable[Row] | None = None) -> tuple[dict[str, Point], tuple[str, ...]]:
+    if rows is None:
+        rows = [row for row in _homework_rows() if row.page_cache is None]
+    matched, notes = {}, []
+    for row in rows:
+        same = [point for point in group if _is_row(row, point)]
+        if same:
+            done = [point for point in same if point.status == "done"]
+            matched[row.id] = (done or same)[-1]
+        if len(same) > 1:
+            notes.append(f"{len(same)} rows are the same run ({row.label}); the last one that is done is used.")
+    return matched, tuple(notes)

@@ -1,0 +1,155 @@
+"""From figures to a report that can be handed in: Markdown beside its files, and one HTML page that needs none."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from helpers import analysis, figures, points as rows_of_figures, tables
+from helpers.analysis.values import in_line, plain
+from helpers.figures import Plot
+from helpers.homework import QUESTIONS
+from helpers.points import Point, homework_rows
+from helpers.tables import Table
+
+# Heading, tables, plots: in the homework's order.
+SECTIONS = {
+    "q1": ("Q1. Progressive offload sweep", ("q1", "q1_ratios"), ("q1_throughput", "q1_memory", "q1_parts")),
+    "q2": ("Q2. Batch size and I/O amortization", ("q2", "q2_ratios"), ("q2",)),
+    "q3": ("Q3. Weight compression and tier interaction", ("q3",), ("q3",)),
+    "q4": ("Q4. I/O behaviour and bottleneck under disk offload", ("q4_disk", "q4_breakdown"),
+           ("q4_disk", "q4_breakdown")),
+}
+
+KINDS = {
+    "measured on CUDA": "FlexGen ran on the GPU named as the source; latencies are its own `generate` timers, "
+    "the peak is `torch.cuda.max_memory_allocated` (without the CUDA context).",
+    "measured on the emulated GPU": "FlexGen's own scheduler, copies and layers ran, with a CPU in the GPU's "
+    "part and the "
+    "host link of the machine profile named in the source. The figures are that emulation's: their order and "
+    "ratios can be read, their absolute values are no GPU's.",
+    "projected by FlexGen": "`--debug-mode` timed a few layer-steps, with overlap off, and projected the rest. "
+    "The timers are measured; throughput and wall time are not and are compared with nothing here.",
+    "predicted": "Worked out by a cost model, not measured.",
+    "quoted": "Taken from the file named as the source, as it states them; nothing of it was measured here.",
+}
+
+_STYLE = """
+body { font: 16px/1.55 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; padding-bottom: .3rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-size: .85rem; display: block; overflow-x: auto; }
+th, td { border: 1px solid #ccc; padding: .3rem .55rem; text-align: left; vertical-align: top; }
+th { background: #f3f3f3; } img { max-width: 100%; height: auto; }
+code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; }
+pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
+@media print { body { max-width: none; } h2 { break-after: avoid; } table, img { break-inside: avoid; } }
+"""
+
+
+def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
+    """Read figures (.csv or .jsonl), write tables, plots and the report; return the paths written.
+
+    Raises Refused if the file cannot be read, before anything is written.
+    """
+    return write(rows_of_figures.read(file), output_dir)
+
+
+def write(points: Sequence[Point], output_dir: str | Path, machine_text: str = "") -> list[Path]:
+    """Write `tables/`, `figures/`, `report.md` and `report.html` into a folder; return their paths.
+
+    `machine_text` (Markdown) is put before what the points themselves say about their machine.
+    """
+    points, output_dir = tuple(points), Path(output_dir)
+    written: list[Path] = []
+    all_tables, all_plots = tables.every(points), figures.every(points)
+    for table in all_tables.values():
+        written += tables.save(table, output_dir / "tables")
+    for plot in all_plots.values():
+        if plot.drawn:
+            figures.save(plot, output_dir / "figures")
+            written.append(output_dir / "figures" / f"{plot.name}.png")
+    text = markdown(points, all_tables, all_plots, machine_text)
+    for name, content in (("report.md", text), ("report.html", page(text, all_plots))):
+        (output_dir / name).write_text(content, encoding="utf-8")
+        written.append(output_dir / name)
+    return written
+
+
+def markdown(
+    points: Sequence[Point], all_tables: dict[str, Table], all_plots: dict[str, Plot], machine_text: str = ""
+) -> str:
+    """The report as Markdown, its plots by relative path."""
+    rows = homework_rows(points)
+    blocks = ["# LLM offloading with FlexGen", tables.provenance(rows)]
+    for question, (heading, table_names, plot_names) in SECTIONS.items():
+        blocks.append(f"## {heading}")
+        if not any(row.id in rows.by_id for row in QUESTIONS[question]):
+            blocks.append("No run of this question is in the figures.")
+            continue
+        blocks += [all_tables[name].markdown for name in table_names]
+        blocks += [_image(all_plots[name]) for name in plot_names if all_plots[name].drawn]
+        blocks.append(getattr(analysis, question)(points).markdown)
+    blocks += ["## What the disk had to give", all_tables["disk_reads"].markdown, analysis.disk_reads_markdown(points)]
+    if "comparison" in all_tables:
+        blocks += ["## Beside the Colab T4"]
+        blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]
+    blocks += ["## Machine, versions, and how each figure was obtained", *_obtained(points, machine_text)]
+    blocks += ["## Every run", all_tables["all_rows"].markdown]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def page(text: str, all_plots: dict[str, Plot]) -> str:
+    """The report as one HTML page that opens offline: plots inside, nothing fetched."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    for plot in all_plots.values():
+        if plot.drawn:
+            data = base64.b64encode(plot.png()).decode()
+            body = body.replace(f'src="figures/{plot.name}.png"', f'src="data:image/png;base64,{data}"')
+    title = html.escape(text.splitlines()[0].lstrip("# "))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+
+
+def _image(plot: Plot) -> str:
+    return f"![{in_line(plot.alt)}](figures/{plot.name}.png)"
+
+
+def _obtained(points: Sequence[Point], machine_text: str) -> list[str]:
+    blocks = [machine_text] if machine_text else []
+    present = dict.fromkeys(point.kind for point in points)
+    blocks.append("\n".join(
+        f"- **{kind}** ({_count(points, kind)}): {KINDS[kind]}" for kind in present
+    ))
+    machines = {p.machine.model_dump_json(): p.machine for p in points if p.machine}
+    for machine in machines.values():
+        gpu = f", {plain(machine.gpu_mem_gib)} GiB" if machine.gpu_mem_gib is not None else ""
+        profile = f"; profile {in_line(machine.profile)}" if machine.profile else ""
+        blocks.append(
+            f"Machine: {in_line(machine.name)}{gpu}; {in_line(machine.cpu)}, {machine.cpu_count} CPUs; "
+            f"{plain(machine.ram_gib)} GiB of RAM; {in_line(machine.platform)}{profile}."
+        )
+    versions = {tuple(sorted(p.versions.items())) for p in points if p.versions}
+    for found in sorted(versions):
+        blocks.append("Versions: " + ", ".join(f"{in_line(name)} {in_line(version)}" for name, version in found) + ".")
+    if not machines:
+        blocks.append("The figures do not say on which machine and with which versions they were obtained.")
+    commands = [f"{p.run_id}: {p.command}" for p in points if p.command]
+    if commands:
+        blocks.append("Commands:\n\n" + "\n".join("    " + " ".join(command.split()) for command in commands))
+    notes = [f"- {in_line(p.run_id)}: {in_line(note)}" for p in points for note in p.notes]
+    if notes:
+        blocks.append("Notes:\n\n" + "\n".join(notes))
+    return blocks
+
+
+def _count(points: Sequence[Point], kind: str) -> str:
+    sources = ", ".join(dict.fromkeys(in_line(p.source) for p in points if p.kind == kind))
+    count = sum(p.kind == kind for p in points)
+    return f"{count} run{'s' if count > 1 else ''}, {sources}"

@@ -1,0 +1,81 @@
+"""Figures: every plot is a picture, names its kind and units, and one without figures says so."""
+
+from __future__ import annotations
+
+import sys
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from helpers import figures, points, tables
+from helpers.results import Samples
+from test_analysis import changed
+from test_points import disk_series, make_record
+
+T4 = points.read(tables.REFERENCE)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def words(plot):
+    return " ".join(text.get_text() for text in plot.figure.findobj(matplotlib.text.Text))
+
+
+@pytest.mark.parametrize("name", ["q1_throughput", "q1_memory", "q1_parts", "q2", "q3", "q4_breakdown"])
+def test_each_plot_of_the_reference_is_drawn_with_units_and_kind(name, tmp_path):
+    plot = figures.every(T4)[name]
+    assert figures.save(plot, tmp_path) == plot.alt and plot.drawn
+    content = (tmp_path / f"{name}.png").read_bytes()
+    assert content.startswith(PNG) and len(content) > 10_000
+    assert "Quoted: t4-colab/figures.csv" in words(plot)
+    for axes in plot.figure.axes:
+        assert any(unit in axes.get_ylabel() for unit in ("token/s", "GiB", "(s)", "econds"))
+
+
+def test_values_and_achieved_split_stand_on_the_sweep():
+    shown = words(figures.q1_throughput(T4))
+    for text in ("65.8", "0.357", "50.1 % GPU", "49.9 % disk"):
+        assert text in shown
+    assert figures.q1_throughput(T4).figure.axes[0].get_yscale() == "log"
+
+
+def test_no_text_is_cut():
+    for plot in figures.every(T4).values():
+        plot.figure.draw_without_rendering()
+        box = plot.figure.bbox
+        # Tick labels beyond the axis' limits exist, but are not drawn.
+        ticks = {label for axes in plot.figure.axes for label in axes.get_yticklabels(which="both")}
+        for text in plot.figure.findobj(matplotlib.text.Text):
+            if text.get_visible() and text.get_text() and text not in ticks:
+                extent = text.get_window_extent()
+                assert extent.x0 >= box.x0 - 1 and extent.x1 <= box.x1 + 1, (plot.name, text.get_text())
+                assert extent.y0 >= box.y0 - 1 and extent.y1 <= box.y1 + 1, (plot.name, text.get_text())
+
+
+def test_disk_samples_are_drawn_with_the_repeats_marked():
+    record = make_record(samples=Samples(disk=disk_series()))
+    cold = make_record(samples=Samples(disk=disk_series()), settings={"page_cache": "cold"})
+    plot = figures.q4_disk([points.from_record("a", record), points.from_record("b", cold)])
+    assert plot.drawn and len(plot.figure.axes) == 4 and "MiB/s" in words(plot)
+    assert "measured repeat" in words(plot) and plot.png().startswith(PNG)
+
+
+@pytest.mark.parametrize("rows", [
+    (), T4[:1], T4[1:3], T4[-1:], changed(q1_1={"status": "failed", "reason": "$x$ oom"}),
+])
+def test_missing_and_failed_rows_draw_what_there_is(rows):
+    for plot in figures.every(rows).values():
+        assert plot.png().startswith(PNG)
+        assert plot.drawn or "nothing to draw" in plot.alt
+
+
+def test_a_source_with_dollar_signs_is_no_formula():
+    rows = [p.model_copy(update={"source": r"$\frac{$ and $"}) for p in T4]
+    assert all(plot.png().startswith(PNG) for plot in figures.every(rows).values())
+
+
+def test_nothing_is_left_in_pyplot():
+    figures.every(T4)
+    if "matplotlib.pyplot" in sys.modules:
+        assert not sys.modules["matplotlib.pyplot"].get_fignums()
+    assert isinstance(figures.q2(T4).figure, Figure)

@@ -1,0 +1,261 @@
+"""Points: the same figures from a record and from a CSV, matched to the homework by what they are."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import string
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from helpers import points
+from helpers.errors import Refused
+from helpers.homework import QUESTIONS
+from helpers.results import DiskSeries, Failure, Log, Machine, Repeat, RunRecord, Samples
+from helpers.settings import OffloadSplit, RunSettings, Workload
+from helpers.tables import REFERENCE
+
+HEADER = REFERENCE.read_text().splitlines()[0]
+WORK = Workload(gpu_batch_size=4, prompt_len=32, gen_len=8)
+MACHINE = Machine(name="Tesla T4", cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
+
+
+def make_record(percent="0 0 100 0 100 0", latencies=((1.0, 0.5, 0.5), (1.2, 0.5, 0.5), (1.0, 0.4, 0.4)), **fields):
+    options = {"model": "opt-mini", "split": OffloadSplit.parse(percent), "device": "cuda", "workload": WORK}
+    settings = RunSettings(**(options | fields.pop("settings", {})))
+    repeats = tuple(
+        Repeat(started_s=10.0 * i + 10, ended_s=10.0 * i + 15, pass_latencies_s=passes, peak_gpu_mem_gib=0.5 + i,
+               disk_read_bytes=1000 * (i + 1))
+        for i, passes in enumerate(latencies)
+    )
+    return RunRecord(**({
+        "key": settings.key, "kind": "measured on CUDA", "status": "done", "settings": settings,
+        "command": "python ...",
+        "machine": MACHINE, "versions": {"torch": "2.11"}, "started_at": "2026-01-01T00:00:00Z", "duration_s": 60.0,
+        "repeats": repeats, "bytes_expected_from_disk": 4000,
+    } | fields))
+
+
+def write_csv(path, *rows, header=HEADER):
+    path.write_text("\n".join((header, *rows)) + "\n", encoding="utf-8")
+    return path
+
+
+def row(**cells):
+    base = {"run_id": "x", "model": "opt-1.3b", "percent": "0 0 100 0 100 0", "gpu_batch_size": "4",
+            "num_gpu_batches": "1", "prompt_len": "128", "gen_len": "16"}
+    return ",".join((base | cells).get(name, "") for name in HEADER.split(","))
+
+
+# ---- records
+
+
+def test_a_record_gives_medians_with_the_range_of_its_repeats():
+    point = points.from_record("a", make_record())
+    assert point.wall_time_s == 2.0
+    assert point.wall_time_s_range == pytest.approx((1.8, 2.2))
+    assert point.total_throughput_tok_s == pytest.approx(32 / 2.0)
+    assert point.total_throughput_tok_s_range == pytest.approx((32 / 2.2, 32 / 1.8))
+    assert (point.repeats, point.prefill_latency_s, point.decode_latency_s) == (3, 1.0, 1.0)
+    assert point.peak_gpu_mem_gib == 0.5  # the first generation's, as FlexGen's own command has it
+    assert (point.bytes_from_disk, point.bytes_expected_from_disk) == (2000, 4000)
+    assert (point.source, point.kind, point.gpu_mem_gib) == ("Tesla T4", "measured on CUDA", 14.6)
+
+
+def test_one_repeat_has_no_range():
+    point = points.from_record("a", make_record(latencies=((1.0, 1.0),)))
+    assert point.total_throughput_tok_s_range is None and point.repeats == 1
+
+
+def test_timers_become_flexgens_mean_and_a_median():
+    repeat = Repeat(started_s=0.0, ended_s=1.0, pass_latencies_s=(1.0,), peak_gpu_mem_gib=1.0,
+                    timers_s={"load_weight": (9.0, 1.0, 2.0), "compute_layer_decoding": (0.5, 0.1)})
+    point = points.from_record("a", make_record(repeats=(repeat,), kind="projected by FlexGen"))
+    assert point.load_weight_s == statistics.fmean((9.0, 1.0, 2.0)) and point.load_weight_s_median == 2.0
+    assert point.compute_layer_decoding_s == pytest.approx(0.3)
+
+
+def disk_series(**fields):
+    return DiskSeries(**({
+        "source": "/proc/diskstats", "device": "sda", "device_found_by": "st_dev", "interval_s": 1.0,
+        "time_s": (1.0, 10.5, 12.0, 40.0), "reads_per_s": (9e3, 10.0, 20.0, 8e3),
+        "read_kib_per_s": (9e5, 100.0, 200.0, 8e5),
+        "request_kib": (512.0, None, 16.0, 512.0), "util_percent": (99.0, 1.0, 2.0, 99.0), "idle_read_kib_per_s": 0.0,
+    } | fields))
+
+
+def test_disk_peaks_are_those_of_the_measured_repeats_only():
+    """Copying the weights before a run reads the disk too."""
+    point = points.from_record("a", make_record(samples=Samples(disk=disk_series())))
+    assert (point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak, point.disk_util_percent_peak) == (
+        20.0, 200.0, 16.0, 2.0)
+    assert point.windows_s == ((10.0, 15.0), (20.0, 25.0), (30.0, 35.0))
+
+
+def test_no_disk_samples_is_unknown_not_zero():
+    point = points.from_record("a", make_record())
+    assert point.disk_r_s_peak is None and point.disk_rkb_s_peak is None
+
+
+def test_a_failed_record_is_a_point_with_its_reason_and_no_figures():
+    failed = make_record(status="failed", failure=Failure(kind="gpu_oom", message="CUDA out of memory"))
+    point = points.from_record("a", failed)
+    assert point.status == "failed" and "gpu_oom" in point.reason and "CUDA out of memory" in point.reason
+    assert point.total_throughput_tok_s is None and point.peak_gpu_mem_gib is None
+
+
+def test_the_last_done_record_of_a_run_wins_else_the_last_failure(tmp_path):
+    log = Log(tmp_path / "log.jsonl")
+    failure = {"status": "failed", "repeats": ()}
+    log.append(make_record(latencies=((4.0,),)))
+    log.append(make_record(latencies=((2.0,),)))
+    log.append(make_record(**failure, failure=Failure(kind="error", message="later")))
+    log.append(make_record("100 0 100 0 100 0", **failure, failure=Failure(kind="error", message="first")))
+    log.append(make_record("100 0 100 0 100 0", **failure, failure=Failure(kind="error", message="last")))
+    disk, gpu = points.read(log.path)
+    assert (disk.run_id, disk.wall_time_s) == ("q1-5", 2.0)
+    assert (gpu.run_id, gpu.status, gpu.reason) == ("q1-1", "failed", "error: last")
+
+
+def test_a_log_without_records_is_refused(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n")
+    with pytest.raises(Refused, match="no readable record"):
+        points.read(path)
+
+
+# ---- CSV
+
+
+def test_the_reference_is_read_as_it_stands():
+    found = points.read(REFERENCE)
+    with open(REFERENCE, encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [p.run_id for p in found] == [line["run_id"] for line in lines]
+    for point, line in zip(found, lines):
+        assert point.kind == "quoted" and "figures.csv" in point.source
+        for name in ("wall_time_s", "total_throughput_tok_s", "peak_gpu_mem_gib", "load_weight_s", "disk_rkb_s_peak"):
+            assert getattr(point, name) == (float(line[name]) if line[name] else None)
+
+
+def test_wall_time_follows_from_tokens_and_throughput_and_back():
+    disk = next(p for p in points.read(REFERENCE) if p.run_id == "q1-5")
+    derived = disk.model_copy(update={"wall_time_s": None})
+    assert derived.latency_s == pytest.approx(disk.wall_time_s, rel=0.002)
+
+
+def test_a_wall_time_of_something_else_is_not_used():
+    point = next(p for p in points.read(REFERENCE) if p.run_id == "q1-5").model_copy(update={"wall_time_s": 300.0})
+    assert point.figures_disagree and point.latency_s == pytest.approx(64 / 0.357)
+
+
+@pytest.mark.parametrize("encode", [
+    lambda text: b"\xef\xbb\xbf" + text.encode(), lambda text: text.replace("\n", "\r\n").encode(),
+    lambda text: text.replace(",", " , ").encode(), lambda text: text.replace("false", "FALSE").encode(),
+    lambda text: (text + "\n" + 17 * "," + "\n\n").encode(),
+])
+def test_what_spreadsheets_do_to_a_csv_changes_nothing(tmp_path, encode):
+    folder = tmp_path / "t4-colab"
+    folder.mkdir()
+    (folder / "figures.csv").write_bytes(encode(REFERENCE.read_text()))
+    assert points.read(folder / "figures.csv") == points.read(REFERENCE)
+
+
+def test_optional_columns_may_be_left_out(tmp_path):
+    path = write_csv(tmp_path / "f.csv", "opt-1.3b,0 0 100 0 100 0,4,128,16,0.5",
+                     header="model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s")
+    (point,) = points.read(path)
+    assert point.total_throughput_tok_s == 0.5 and point.peak_gpu_mem_gib is None and not point.compress_weight
+
+
+@pytest.mark.parametrize("column, text", [
+    ("total_throughput_tok_s", "OOM"), ("peak_gpu_mem_gib", "nan"), ("wall_time_s", "-3"), ("wall_time_s", "inf"),
+    ("total_throughput_tok_s", "0"), ("gen_len", "16.5"), ("gpu_batch_size", "four"), ("compress_weight", "maybe"),
+    ("debug_mode", "quick"), ("model", "opt-350m"), ("percent", "-10 50 100 0 100 0"), ("percent", "100 0 100"),
+    ("gen_len", ""),
+])
+def test_a_malformed_cell_is_refused_with_line_column_and_value(tmp_path, column, text):
+    path = write_csv(tmp_path / "f.csv", row(), row(**{column: text}))
+    with pytest.raises(Refused) as refused:
+        points.read(path)
+    message = str(refused.value)
+    assert "line 3" in message and "\n" not in message
+    assert text.split(" ")[0] in message and column in message
+
+
+@pytest.mark.parametrize("content, complaint", [
+    ("", "empty"), (HEADER, "no rows"), ("a,b\n1,2", "no column model"),
+    (HEADER + ",wal_time_s\n" + row() + ",1", "wal_time_s"),
+    (HEADER + ",gen_len\n" + row() + ",1", "stands twice"), (HEADER + "\n" + row() + ",7", "line 2"),
+    (HEADER.replace(",", ";") + "\n" + row(), "commas"), (HEADER + "\n" + row(gpu_batch_size="0"), "line 2"),
+])
+def test_a_file_that_is_not_such_a_table_is_refused(tmp_path, content, complaint):
+    (tmp_path / "f.csv").write_text(content)
+    with pytest.raises(Refused, match=complaint):
+        points.read(tmp_path / "f.csv")
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "f.csv").write_bytes(b"\xff\xfe\x00\x01")
+    for name in ("f.csv", "nothing.csv", "f.xlsx"):
+        with pytest.raises(Refused):
+            points.read(tmp_path / name)
+
+
+@given(st.text(alphabet=string.printable, max_size=200))
+def test_any_text_is_read_or_refused(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f.csv"
+        path.write_text(text, newline="")
+        with pytest.raises(Refused):
+            points.read(path)
+        path.write_text(HEADER + "\n" + text, newline="")
+        try:
+            assert points.read(path)
+        except Refused as error:
+            assert "f.csv" in str(error)
+
+
+# ---- roles
+
+
+def test_rows_are_matched_by_what_they_are_not_by_name():
+    renamed = [p.model_copy(update={"run_id": f"mine {i}"}) for i, p in enumerate(points.read(REFERENCE))]
+    rows = points.homework_rows(reversed(renamed))
+    original = points.homework_rows(points.read(REFERENCE))
+    assert {k: v.total_throughput_tok_s for k, v in rows.by_id.items()} == {
+        k: v.total_throughput_tok_s for k, v in original.by_id.items()}
+    wanted = {r.id for question in QUESTIONS.values() for r in question} - {"q4-disk-cold"}
+    assert set(rows.by_id) == wanted
+
+
+def test_the_fullest_campaign_is_taken_and_the_others_are_named():
+    t4 = points.read(REFERENCE)
+    other = points.from_record("x", make_record())
+    rows = points.homework_rows([other, *t4])
+    assert rows.first.model == "opt-1.3b" and any("opt-mini" in note for note in rows.notes)
+
+
+def test_cold_and_natural_runs_are_not_mixed_up():
+    natural = points.from_record("n", make_record())
+    cold = points.from_record("c", make_record(settings={"page_cache": "cold"}))
+    rows = points.homework_rows([cold, natural])
+    assert rows.by_id["q1-5"] == natural and rows.by_id["q4-disk-cold"] == cold
+    assert points.homework_rows([cold]).by_id["q1-5"] == cold
+
+
+def test_a_run_with_other_options_is_no_row_beside_plain_ones():
+    plain = points.from_record("p", make_record())
+    sparse = points.from_record("s", make_record(settings={"overlap": False}))
+    assert "--overlap false" in sparse.other_options
+    assert len(points.campaigns([plain, sparse])) == 2
+
+
+def test_of_two_same_runs_the_last_done_one_counts():
+    first, second = (points.from_record("a", make_record(latencies=((s,),))) for s in (4.0, 2.0))
+    failed = first.model_copy(update={"status": "failed", "reason": "oom"})
+    rows = points.homework_rows([first, second, failed])
+    assert rows.done("q1-5") == second and "same run" in rows.notes[0]
