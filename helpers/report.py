@@ -84,7 +84,8 @@ def markdown(
 ) -> str:
     """The report as Markdown, its plots by relative path."""
     rows = homework_rows(points)
-    blocks = ["# LLM offloading with FlexGen", tables.provenance(rows)]
+    blocks = ["# LLM offloading with FlexGen"]
+    blocks.append(tables.provenance(rows) if rows.by_id else "The figures hold none of the homework's runs.")
     for question, (heading, table_names, plot_names) in SECTIONS.items():
         blocks.append(f"## {heading}")
         if not any(row.id in rows.by_id for row in QUESTIONS[question]):
@@ -93,8 +94,10 @@ def markdown(
         blocks += [all_tables[name].markdown for name in table_names]
         blocks += [_image(all_plots[name]) for name in plot_names if all_plots[name].drawn]
         blocks.append(getattr(analysis, question)(points).markdown)
-    blocks += ["## What the disk had to give", all_tables["disk_reads"].markdown, analysis.disk_reads_markdown(points)]
-    if "comparison" in all_tables:
+    if len(all_tables["disk_reads"].frame):
+        blocks += ["## What the disk had to give", all_tables["disk_reads"].markdown]
+        blocks += [analysis.disk_reads_markdown(points)]
+    if "comparison" in all_tables and len(all_tables["comparison_ratios"].frame) + len(all_tables["comparison"].frame):
         blocks += ["## Beside the Colab T4"]
         blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]
     blocks += ["## Machine, versions, and how each figure was obtained", *_obtained(points, machine_text)]

@@ -77,6 +77,17 @@ def test_one_row_is_enough_and_other_questions_say_there_is_nothing(tmp_path):
     assert text.count("No run of this question") == 3
 
 
+def test_runs_that_are_not_the_homeworks_are_listed(tmp_path):
+    (tmp_path / "f.csv").write_text(
+        "model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s,status,reason\n"
+        "opt-6.7b,20 80 100 0 100 0,4,256,32,5.5,,\nopt-6.7b,30 70 100 0 100 0,4,256,32,,failed,oom <script>|\n"
+    )
+    report.analyze(tmp_path / "f.csv", tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "none of the homework's runs" in text and "5.500" in text and "failed: oom" in text
+    assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_file_that_is_refused_writes_nothing(tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(Refused):
