@@ -399,7 +399,7 @@ def provenance(rows: Rows, wanted: Iterable[Row] | None = None) -> str:
     ids = set(rows.by_id) if wanted is None else {row.id for row in wanted}
     points = [point for row_id, point in rows.by_id.items() if row_id in ids]
     if not points:
-        return "None of its runs is in the figures."
+        return "Its runs are not in the figures."
     first, work = points[0], points[0].workload
     kinds = ", ".join(dict.fromkeys(f"{p.kind}: {p.source}" for p in points))
     batches = {p.workload.gpu_batch_size for p in points}
