@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from helpers.errors import Refused
+from helpers.models import EMULATED_MODEL
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
 GPU = "100 0 100 0 100 0"
@@ -68,7 +70,31 @@ QUESTIONS: dict[str, tuple[Row, ...]] = {
     ),
 }
 
+# What is run where nothing else is asked for.
+MODEL = {"cuda": "opt-1.3b", "emulated": EMULATED_MODEL.name}
 # The hand-in's workload: its figures fix it (64 tokens in 179.3 s; the peaks of its first two splits).
-WORKLOAD = Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=128, gen_len=16)
-# The same shape, small enough for a CPU that plays the GPU.
-EMULATED_WORKLOAD = Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=32, gen_len=8)
+# The emulated one is the same shape, small enough for a CPU that plays the GPU.
+WORKLOAD = {
+    "cuda": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=128, gen_len=16),
+    "emulated": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=32, gen_len=8),
+}
+
+
+def plan(
+    question: str,
+    device: Literal["cuda", "emulated"],
+    model: str = "",
+    page_cache: Literal["natural", "cold"] = "natural",
+) -> dict[str, RunSettings]:
+    """The runs of a question by row id, in the order of its tables. Raises Refused for an unknown question.
+
+    An empty `model` is the homework's own on this device.
+    """
+    if question not in QUESTIONS:
+        raise Refused(f"question {question!r}: choose from {', '.join(QUESTIONS)}")
+    return {
+        row.id: row.settings(
+            model=model or MODEL[device], device=device, workload=WORKLOAD[device], page_cache=page_cache
+        )
+        for row in QUESTIONS[question]
+    }

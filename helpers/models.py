@@ -97,8 +97,8 @@ class OptModel:
         return 2 * FP16_BYTES * self.num_layers * (prompt_len + gen_len - 1) * batch * self.hidden_size
 
 
-# Small enough that a CPU plays the GPU: a few milliseconds a pass, 12.6 million weights.
-EMULATED_MODEL = OptModel("opt-mini", num_layers=4, hidden_size=384, num_heads=6, vocab_size=4096)
+# Small enough that a CPU plays the GPU in a few milliseconds a pass.
+EMULATED_MODEL = OptModel("opt-mini", num_layers=4, hidden_size=256, num_heads=4, vocab_size=1024)
 
 # The shapes of flexgen.opt_config.get_opt_config, held here so that asking costs no import of
 # torch; tests/test_models.py compares them with FlexGen's own.

@@ -15,7 +15,7 @@ from helpers import models
 from helpers.errors import Refused
 from helpers.homework import QUESTIONS, Row
 from helpers.placement import Placement, place
-from helpers.results import DiskSeries, Log, Machine, RunRecord
+from helpers.results import DiskSeries, Log, Machine, RunRecord, Sweep
 from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
 
 Kind = Literal[
@@ -101,6 +101,11 @@ class Point(Frozen):
         if self.total_throughput_tok_s:
             return self.workload.generated_tokens / self.total_throughput_tok_s
         return None
+
+
+def of(sweep: Sweep) -> tuple[Point, ...]:
+    """The figures of a sweep, in its order."""
+    return tuple(from_record(name, record) for name, record in sweep.records.items())
 
 
 def from_record(run_id: str, record: RunRecord) -> Point:

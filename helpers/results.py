@@ -6,6 +6,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ SCHEMA_VERSION = 1
 METHOD_VERSION = 1
 
 FailureKind = Literal[
-    "refused", "gpu_oom", "host_pin_oom", "killed", "timeout", "disk_full", "interrupted", "error"
+    "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
 ]
 KIND_OF_DEVICE = {"cuda": "measured on CUDA", "emulated": "measured on the emulated GPU"}
 
@@ -176,6 +177,17 @@ class RunRecord(Frozen):
             if counts and None not in counts:
                 return int(statistics.median(counts))
         return None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The records of some runs, by the name each was asked for under, in the order they were asked for."""
+
+    records: dict[str, RunRecord]
+
+    @property
+    def failed(self) -> dict[str, RunRecord]:
+        return {name: record for name, record in self.records.items() if record.status == "failed"}
 
 
 class Log:

@@ -14,6 +14,7 @@ from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.offload_sweep import STEPS, number
 from helpers.analysis.values import Value, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
+from helpers.machine import MachineCeilings
 from helpers.placement import TIERS
 from helpers.points import Point, Rows, homework_rows, read_csv
 
@@ -46,6 +47,28 @@ def save(table: Table, folder: Path) -> list[Path]:
     table.frame.to_csv(raw, index=False)
     formatted.write_text(table.markdown, encoding="utf-8")
     return [raw, formatted]
+
+
+def ceilings(measured: MachineCeilings) -> Table:
+    """What the parts of a machine did at their best, and how each was measured."""
+    how = dict(note.split(": ", 1) for note in measured.notes if ": " in note)
+    names = {
+        "disk_read_gb_s": ("disk, sequential reads", "GB/s"),
+        "page_cache_read_gb_s": ("page cache, reads", "GB/s"),
+        "host_to_device_gb_s": ("host to GPU, pinned", "GB/s"),
+        "device_to_host_gb_s": ("GPU to host, pinned", "GB/s"),
+        "gpu_copy_gb_s": ("GPU memory, copy (read + written)", "GB/s"),
+        "matmul_tflop_s": ("GPU, fp16 matrix product", "TFLOP/s"),
+    }
+    frame = pd.DataFrame(
+        [
+            {"what": what, "measured": getattr(measured, name), "unit": unit, "how": how.get(name, "")}
+            for name, (what, unit) in names.items()
+        ]
+    )
+    shown = frame.astype({"measured": object})
+    shown["measured"] = [_digits(None if pd.isna(value) else value) for value in frame["measured"]]
+    return Table("machine", f"Measured ceilings of {measured.machine.name}, folder {measured.folder}.", frame, shown)
 
 
 def every(points: Sequence[Point]) -> dict[str, Table]:

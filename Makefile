@@ -1,0 +1,29 @@
+# Two commands: `make run` (every notebook, tables, plots, report) and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/ready
+	$(BIN)/python -m helpers run
+
+test: $(VENV)/ready-dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+
+$(VENV)/ready: requirements.txt constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed; $(PYTHON) is {v[0]}.{v[1]}. Try: make PYTHON=python3.12 run")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
+	touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV)

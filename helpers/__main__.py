@@ -1,0 +1,228 @@
+"""The command line: `python -m helpers COMMAND`. Exit codes: 0 done, 1 something failed, 2 refused before a start."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from helpers.errors import Refused
+from helpers.homework import QUESTIONS
+
+DONE, FAILED, REFUSED = 0, 1, 2
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argparse parser that refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+        return options.command(options)
+    except Refused as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="python -m helpers", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
+
+    run = commands.add_parser("run", help="run notebooks through papermill and write the report")
+    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)} (default: every notebook)")
+    run.add_argument("--device", default="auto", help="auto, cuda or emulated")
+    run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
+    run.add_argument("--output", default="outputs", metavar="DIR")
+    run.add_argument("--page-cache", default="natural", help="natural or cold")
+    run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
+    run.add_argument("--dry-run", action="store_true", help="list the runs, start nothing")
+    run.set_defaults(command=_run)
+
+    measure = commands.add_parser("measure", help="one run")
+    _add_settings(measure)
+    measure.add_argument("--device", default="auto", help="auto, cuda or emulated")
+    measure.add_argument("--page-cache", default="natural", help="natural or cold")
+    measure.add_argument("--repeats", type=int, default=3)
+    measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
+    measure.add_argument("--output", default="outputs", metavar="DIR")
+    measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
+    measure.add_argument("--json", action="store_true")
+    measure.set_defaults(command=_measure)
+
+    place = commands.add_parser("place", help="where FlexGen puts the weights for a split")
+    place.add_argument("--percent", nargs="+", required=True, metavar="N")
+    place.add_argument("--model", default="opt-1.3b")
+    place.add_argument("--compress-weight", action="store_true")
+    place.add_argument("--json", action="store_true")
+    place.set_defaults(command=_place)
+
+    analyze = commands.add_parser("analyze", help="tables, plots and answers from figures alone")
+    analyze.add_argument("file", metavar="RESULTS", help="a .jsonl log, or a .csv with the reference's columns")
+    analyze.add_argument("--output", required=True, metavar="DIR")
+    analyze.set_defaults(command=_analyze)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """FlexGen's own flags, by its own names."""
+    parser.add_argument("--percent", nargs="+", required=True, metavar="N", help="WG WC CG CC AG AC")
+    parser.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
+    parser.add_argument("--prompt-len", type=int)
+    parser.add_argument("--gen-len", type=int)
+    parser.add_argument("--gpu-batch-size", type=int)
+    parser.add_argument("--num-gpu-batches", type=int)
+    parser.add_argument("--compress-weight", action="store_true")
+    parser.add_argument("--compress-cache", action="store_true")
+    parser.add_argument("--cpu-cache-compute", action="store_true")
+    parser.add_argument("--attn-sparsity", type=float, default=1.0)
+    parser.add_argument("--overlap", type=_flexgen_bool, default=True, metavar="BOOL")
+    parser.add_argument("--pin-weight", type=_flexgen_bool, default=True, metavar="BOOL")
+    parser.add_argument("--debug-mode", default=None, help="breakdown or fewer_batch")
+
+
+def _flexgen_bool(text: str) -> bool:
+    """FlexGen's `str2bool`."""
+    if text.lower() in ("yes", "true", "t", "y", "1"):
+        return True
+    if text.lower() in ("no", "false", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def _settings(options: argparse.Namespace, device: str, **more: Any) -> Any:
+    from helpers import homework
+    from helpers.settings import OffloadSplit, RunSettings, Workload
+
+    asked = {
+        name: getattr(options, name)
+        for name in ("gpu_batch_size", "num_gpu_batches", "prompt_len", "gen_len")
+        if getattr(options, name) is not None
+    }
+    return RunSettings(
+        model=options.model or homework.MODEL[device],
+        split=OffloadSplit.parse(options.percent),
+        workload=Workload(**{**homework.WORKLOAD[device].model_dump(), **asked}),
+        device=device,
+        compress_weight=options.compress_weight,
+        compress_cache=options.compress_cache,
+        cpu_cache_compute=options.cpu_cache_compute,
+        attn_sparsity=options.attn_sparsity,
+        overlap=options.overlap,
+        pin_weight=options.pin_weight,
+        debug_mode=options.debug_mode,
+        **more,
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from helpers import homework, lab
+
+    device = lab.choose_device(options.device)
+    if options.page_cache not in ("natural", "cold"):
+        raise Refused(f"--page-cache {options.page_cache}: choose natural or cold")
+    questions = options.questions or list(QUESTIONS)
+    plan = {}
+    for question in questions:
+        plan |= homework.plan(question, device, options.model, options.page_cache)
+    if options.dry_run:
+        for name, settings in plan.items():
+            print(f"{name:18} {lab.describe(settings)}")
+        return DONE
+
+    from helpers import suite
+
+    output = Path(options.output).resolve()
+    parameters = {
+        "device": device, "model": options.model, "page_cache": options.page_cache, "output_dir": str(output),
+    }
+    runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh)
+    for one in runs:
+        _say(f"{'FAIL' if one.error else 'ok':4} {one.executed.name}  {one.duration_s:.0f} s  {one.error}".rstrip())
+    written = suite.write_report(output)
+    _say(f"report: {next(path for path in written if path.suffix == '.html')}")
+    return FAILED if any(one.error for one in runs) else DONE
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from helpers import lab
+
+    device = lab.choose_device(options.device)
+    settings = _settings(options, device, page_cache=options.page_cache, repeats=options.repeats)
+    sweep = lab.run(
+        settings, options.output, fresh=options.fresh, offload_root=options.offload_dir, say=_say
+    )
+    (record,) = sweep.records.values()
+    figures = {
+        "status": record.failure.kind if record.failure else record.status,
+        "device": settings.device,
+        "kind": record.kind,
+        "machine": record.machine.name,
+        "model": record.settings.model,
+        "percent": str(settings.split),
+        "total_throughput_tok_s": record.total_throughput_tok_s,
+        "total_throughputs_tok_s": list(record.throughputs_tok_s),
+        "prefill_latency_s": record.prefill_latency_s,
+        "decode_latency_s": record.decode_latency_s,
+        "total_latency_s": record.total_latency_s,
+        "peak_gpu_mem_gib": record.peak_gpu_mem_gib,
+        "bytes_from_disk": record.bytes_from_disk,
+        "bytes_expected_from_disk": record.bytes_expected_from_disk,
+        "projected": record.projected,
+        "weights": record.weights,
+        "command": record.command,
+        "reason": record.failure.message if record.failure else None,
+    }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        for name, figure in figures.items():
+            print(f"{name:26} {figure}")
+    if record.failure and record.failure.kind == "refused":
+        return REFUSED
+    return FAILED if record.failure else DONE
+
+
+def _place(options: argparse.Namespace) -> int:
+    from helpers import models
+    from helpers.placement import TIERS, asked_and_achieved
+    from helpers.settings import OffloadSplit
+
+    split = OffloadSplit.parse(options.percent)
+    found = asked_and_achieved(models.resolve(options.model), split, options.compress_weight)
+    if options.json:
+        print(json.dumps(found))
+        return DONE
+    print(f"{found['model']}, --percent {split}{', 4-bit weights' if options.compress_weight else ''}")
+    for tier in TIERS:
+        achieved = found["achieved"]
+        print(
+            f"{tier:5} asked {found['asked'][f'{tier}_percent']:3d} %   "
+            f"achieved {achieved[f'{tier}_percent']:5.1f} %   {achieved[f'{tier}_gib']:.3f} GiB"
+        )
+    return DONE
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from helpers import report
+
+    for path in report.analyze(options.file, options.output):
+        print(path)
+    return DONE
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The machine that the emulated GPU plays: a Colab T4 in slow motion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EmulationProfile:
+    """The links of the emulated GPU's machine, in GB/s (10^9 bytes)."""
+
+    name: str
+    host_link_gb_s: float
+    disk_gb_s: float
+    based_on: str
+
+
+# opt-mini computes a decode pass in about 8 ms on one CPU core, where a T4 computes OPT-1.3B's in 60 ms, and it has
+# 1/340 of the weights. The host link is slowed so that it stands to that pass as PCIe stands to the T4's; the disk
+# stands 16 to 1 below it, not 40 to 1 as on Colab, so that a sweep takes a minute and not three.
+EMULATED_T4 = EmulationProfile(
+    name="slow-motion T4",
+    host_link_gb_s=0.2,
+    disk_gb_s=0.0125,
+    based_on="Colab T4: PCIe 10.2 GB/s, disk 0.25 GB/s (from the figures in outputs/reference/t4-colab)",
+)

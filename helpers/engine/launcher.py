@@ -1,0 +1,254 @@
+"""Start a run in a process of its own, sample it, limit it, end all of it, and name what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from helpers import machine
+from helpers.engine import worker
+from helpers.engine.emulation import EMULATED_T4
+from helpers.results import Failure, Repeat, Samples
+from helpers.sampling import Sampler
+from helpers.settings import RunSettings
+
+if TYPE_CHECKING:
+    from helpers.weights import Weights
+
+LOG_TAIL_LINES = 30
+OWNER_FILE = "owner"  # in a run's folder: the process it belongs to, by id and start time
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Outcome:
+    """What came of a run; `repeats` holds what was measured before a failure too."""
+
+    started_at: str
+    repeats: list[Repeat] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    samples: Samples = Samples()
+    phases_s: dict[str, float] = field(default_factory=dict)
+    duration_s: float = 0.0
+
+    @classmethod
+    def now(cls) -> Outcome:
+        return cls(started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+
+def warm_server() -> None:
+    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA."""
+    _server_context()
+    from multiprocessing import forkserver
+
+    # The server imports helpers by name, from any folder.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _server_context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["helpers.engine.preload"])
+    return context
+
+
+def run(
+    settings: RunSettings,
+    weights: Weights,
+    offload_root: Path,
+    *,
+    limit_s: float,
+    repeat_budget_s: float,
+    on_phase: Callable[[str], None] = lambda name: None,
+) -> Outcome:
+    """One run, start to end. Whatever happens in it is in the Outcome; only an interrupt is raised, after the
+    run has been ended.
+    """
+    outcome = Outcome.now()
+    began_s = time.monotonic()
+    with _run_folder(offload_root) as folder:
+        offload_dir = folder / "offload"
+        offload_dir.mkdir()
+        sampler = Sampler(offload_dir, gpu=settings.device == "cuda")
+        sampler.baseline()
+        origin_s = time.monotonic()
+        job = worker.Job(
+            settings_json=settings.model_dump_json(),
+            model=settings.opt_model,
+            weights_path=weights.path,
+            prompt_ids=weights.prompt_ids,
+            offload_dir=offload_dir,
+            log_path=folder / "log",
+            disk_device=machine.disk_of(offload_dir).device,
+            emulation=EMULATED_T4 if settings.device == "emulated" else None,
+            origin_s=origin_s,
+            repeat_budget_s=repeat_budget_s,
+        )
+        warm_server()
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
+        with _quiet_main_module():
+            process.start()
+        theirs.close()
+        try:
+            sampler.start(process.pid, origin_s)
+            _listen(ours, origin_s + limit_s, outcome, on_phase)
+        finally:
+            _end(process)
+            outcome.samples = sampler.stop()
+            outcome.duration_s = time.monotonic() - began_s
+            ours.close()
+        if not outcome.result and outcome.failure is None:
+            outcome.failure = _death(process.exitcode, offload_dir, settings)
+        if outcome.failure:
+            tail = _tail(folder / "log")
+            outcome.failure = outcome.failure.model_copy(update={"log_tail": tail})
+    return outcome
+
+
+def _listen(pipe: Connection, deadline_s: float, outcome: Outcome, on_phase: Callable[[str], None]) -> None:
+    """Take what the worker says until it has done, failed, died or run out of time."""
+    phase, since_s = "start", 0.0
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not pipe.poll(left_s):
+            outcome.failure = Failure(
+                kind="timeout", message=f"still in phase '{phase}' at its time limit; ended"
+            )
+            return
+        try:
+            what, *content = pipe.recv()
+        except (EOFError, OSError):
+            return  # it died: the exit code says how
+        if what == "phase":
+            name, moment_s = content
+            outcome.phases_s[phase] = moment_s - since_s
+            phase, since_s = name, moment_s
+            on_phase(name)
+        elif what == "repeat":
+            outcome.repeats.append(Repeat.model_validate(_as_tuples(content[0])))
+        elif what == "done":
+            outcome.result = content[0]
+            return
+        elif what == "failed":
+            outcome.failure = Failure(kind=content[0]["kind"], message=content[0]["message"])
+            return
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_as_tuples, value))
+    if isinstance(value, dict):
+        return {key: _as_tuples(item) for key, item in value.items()}
+    return value
+
+
+def _end(process: Any) -> None:
+    """End the run's whole process group, and wait for it: the GPU and its memory are free afterwards."""
+    process.join(timeout=1)  # one that has said its last ends by itself
+    try:
+        group = os.getpgid(process.pid)
+    except ProcessLookupError:
+        group = None
+    # A worker that has not reached setsid() yet is still in the server's group, which is also ours.
+    if group is not None and group == process.pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    elif process.is_alive():
+        process.kill()
+    process.join()
+
+
+def _death(exit_code: int | None, offload_dir: Path, settings: RunSettings) -> Failure:
+    """Why a worker that said nothing ended, from its exit code and what can be seen of the machine."""
+    if exit_code == -signal.SIGBUS and machine.free_bytes(offload_dir) < 2**20:
+        return Failure(
+            kind="disk_full", message=f"the disk behind the offload folder ({offload_dir}) is full; free some space"
+        )
+    if exit_code == -signal.SIGKILL:
+        allowance = machine.memory_allowance()
+        return Failure(
+            kind="killed",
+            message=(
+                "killed from outside (SIGKILL), as the kernel does when memory runs out; this process may use "
+                f"{allowance.total_bytes / 2**30:.1f} GiB ({allowance.total_limited_by}), and FlexGen pins 8 GiB of it"
+            ),
+        )
+    if exit_code is not None and exit_code < 0:
+        return Failure(kind="killed", message=f"ended by signal {signal.Signals(-exit_code).name}")
+    return Failure(kind="error", message=f"ended with exit code {exit_code} and without a result")
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+@contextlib.contextmanager
+def _run_folder(root: Path) -> Iterator[Path]:
+    """A folder of this run's own, gone afterwards; those that dead runs left behind go now."""
+    root.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(root)
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+    try:
+        me = psutil.Process()
+        being_written = folder / "owner.new"
+        being_written.write_text(f"{me.pid} {me.create_time()}")
+        being_written.rename(folder / OWNER_FILE)  # whole at once: a torn one would look like a dead owner's
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers(root: Path) -> list[Path]:
+    """Remove the run folders under `root` whose owner is no more; returns them. Others' folders are left alone."""
+    gone = []
+    for owner in root.glob(f"run-*/{OWNER_FILE}"):
+        try:
+            pid, created = owner.read_text().split()
+            alive = psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).create_time() == float(created)
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            alive = False
+        if not alive:
+            shutil.rmtree(owner.parent, ignore_errors=True)
+            gone.append(owner.parent)
+    return gone
+
+
+@contextlib.contextmanager
+def _quiet_main_module() -> Iterator[None]:
+    """Keep multiprocessing from importing the caller's script in the worker: the worker needs nothing of it."""
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if getattr(main, name, None) is not None}
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)

@@ -1,0 +1,198 @@
+"""Run these settings: skip what is known, show progress, record each result as it comes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from tqdm.auto import tqdm
+
+from helpers import machine, weights
+from helpers.engine import launcher
+from helpers.engine.emulation import EMULATED_T4
+from helpers.errors import Refused
+from helpers.placement import Placement, place
+from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, RunRecord, Sweep
+from helpers.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_OUTPUT = ROOT / "outputs"
+LOG_NAME = "results.jsonl"
+
+REPEAT_BUDGET_S = 60.0  # no further repeat once this much has been measured
+RUN_LIMIT_S = 1800.0
+
+# What a figure depends on, beside the machine.
+PACKAGES = ("flexgen", "torch", "numpy", "transformers", "papermill")
+
+
+def choose_device(wanted: Literal["auto", "cuda", "emulated"]) -> Literal["cuda", "emulated"]:
+    """The device to run on: CUDA where there is a GPU, else the emulated GPU. Raises Refused if CUDA is not there."""
+    if wanted not in ("auto", "cuda", "emulated"):
+        raise Refused(f"device {wanted!r}: choose auto, cuda or emulated")
+    there = machine.cuda_available() and _torch_has_cuda()
+    if wanted == "cuda" and not there:
+        raise Refused("device cuda: no NVIDIA GPU that this torch can use; take emulated, or auto")
+    return "cuda" if there and wanted != "emulated" else "emulated"
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build, without importing it."""
+    try:
+        text = (Path(str(importlib.metadata.distribution("torch").locate_file("torch"))) / "version.py").read_text()
+    except (OSError, importlib.metadata.PackageNotFoundError):
+        return False
+    return re.search(r"^cuda\b[^=]*= *['\"]", text, re.MULTILINE) is not None
+
+
+def run(
+    settings: RunSettings | Mapping[str, RunSettings],
+    output_dir: Path | str = DEFAULT_OUTPUT,
+    *,
+    fresh: bool = False,
+    offload_root: Path | str | None = None,
+    repeat_budget_s: float = REPEAT_BUDGET_S,
+    limit_s: float = RUN_LIMIT_S,
+    say: Callable[[str], None] = tqdm.write,
+) -> Sweep:
+    """Run each of the named settings that has no result yet, one process a run, and record what comes of it.
+
+    A result is known if the log has a finished one for the same settings, machine and method; `fresh` asks for
+    new ones. A run that fails is a record that says why, and the others go on. An interrupt ends the run at hand
+    and is raised; what was measured before stays.
+    """
+    named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
+    wanted = list(named.values())
+    log = Log(Path(output_dir) / LOG_NAME)
+    here = {device: describe_machine(device) for device in {s.device for s in wanted}}
+    keys = [run_key(s, here[s.device]) for s in wanted]
+    known = {} if fresh else {r.key: r for r in log if r.status == "done"}
+    root = Path(offload_root) if offload_root else weights.home() / "offload"
+
+    todo = {key: s for key, s in zip(keys, wanted) if key not in known}
+    if todo:
+        launcher.warm_server()
+    bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
+    with bar:
+        for key, one in todo.items():
+            bar.set_postfix_str(describe(one))
+            record = _run_one(
+                key, one, here[one.device], root, limit_s, repeat_budget_s, say,
+                on_phase=lambda phase, one=one: bar.set_postfix_str(f"{describe(one)}: {phase}"),
+            )
+            log.append(record)
+            known[key] = record
+            bar.update()
+            if record.failure:
+                say(f"{describe(one)}: {record.failure.kind}: {record.failure.message}")
+    return Sweep({name: known[key] for name, key in zip(named, keys)})
+
+
+def run_key(settings: RunSettings, where: Machine) -> str:
+    """What makes two results the same result: the settings, the machine and the method."""
+    text = f"{settings.model_dump_json()} {where.model_dump_json()} {METHOD_VERSION}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def describe(settings: RunSettings) -> str:
+    """A run in a few words, for a progress bar."""
+    words = [settings.opt_model.name, f"--percent {settings.split}", f"batch {settings.workload.effective_batch}"]
+    if settings.compress_weight:
+        words.append("4-bit weights")
+    if settings.debug_mode:
+        words.append(settings.debug_mode)
+    if settings.page_cache == "cold":
+        words.append("cold")
+    return ", ".join(words)
+
+
+def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:
+    """This machine as a record names it."""
+    return machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
+
+
+def _run_one(
+    key: str,
+    settings: RunSettings,
+    where: Machine,
+    root: Path,
+    limit_s: float,
+    repeat_budget_s: float,
+    say: Callable[[str], None],
+    on_phase: Callable[[str], None],
+) -> RunRecord:
+    began_s = time.monotonic()
+    made, failure = None, None
+    try:
+        _refuse_what_cannot_run(settings, where, root)
+        on_phase("weights on disk")
+        made = weights.prepare(settings.model, say)
+        outcome = launcher.run(
+            settings, made, root, limit_s=limit_s, repeat_budget_s=repeat_budget_s, on_phase=on_phase
+        )
+    except Refused as error:
+        outcome, failure = launcher.Outcome.now(), Failure(kind="refused", message=str(error))
+    except OSError as error:
+        outcome = launcher.Outcome.now()
+        failure = Failure(kind="disk_full" if error.errno == 28 else "error", message=str(error))
+    failure = failure or outcome.failure
+    placed = _placement(settings)
+    return RunRecord(
+        key=key,
+        kind=KIND_OF_DEVICE[settings.device],
+        status="failed" if failure else "done",
+        settings=settings,
+        command=shlex.join(settings.flexgen_arguments()),
+        machine=where,
+        versions=_versions(),
+        started_at=outcome.started_at,
+        duration_s=time.monotonic() - began_s,
+        phases_s=outcome.phases_s,
+        weights=made.source if made else "",
+        prompt=made.prompt if made else "",
+        repeats=tuple(outcome.repeats),
+        generated_tokens=tuple(map(tuple, outcome.result.get("generated_tokens", ()))),
+        bytes_by_tier=outcome.result.get("bytes_by_tier", {}),
+        bytes_expected_from_disk=placed.disk_bytes_per_pass * settings.workload.gen_len,
+        peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
+        samples=outcome.samples,
+        failure=failure,
+    )
+
+
+def _refuse_what_cannot_run(settings: RunSettings, where: Machine, root: Path) -> None:
+    """What would fail late, and can be known now. Raises Refused with what is needed and what there is."""
+    work, model = settings.workload, settings.opt_model
+    if where.gpu_mem_gib is not None:
+        cache = model.kv_cache_bytes(work.effective_batch, work.prompt_len, work.gen_len)
+        on_gpu = cache * settings.split.cache_gpu / 100 + _placement(settings).bytes_by_tier["gpu"]
+        if on_gpu / 2**30 > where.gpu_mem_gib:
+            raise Refused(
+                f"weights and KV cache on the GPU need {on_gpu / 2**30:.1f} GiB, {where.name} has "
+                f"{where.gpu_mem_gib:.1f} GiB: take a smaller batch, or put less on the GPU"
+            )
+    disk = machine.disk_of(root)
+    if disk.is_memory and _placement(settings).bytes_by_tier["disk"]:
+        raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
+
+
+def _placement(settings: RunSettings) -> Placement:
+    split = settings.split
+    return place(settings.opt_model, split.weights_gpu, split.weights_cpu, settings.compress_weight)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,76 @@
+"""What a notebook's cells call: start the page, show and save a result, sum it up."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from IPython.display import Markdown, display
+
+from helpers import figures, lab, tables
+from helpers.analysis.values import Answer
+from helpers.engine.emulation import EMULATED_T4
+from helpers.machine import MachineCeilings
+from helpers.results import Sweep
+
+MACHINE_NAME = "machine.json"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One notebook at work: the device it runs on, and the folder its results go to."""
+
+    device: Literal["cuda", "emulated"]
+    output: Path
+
+    def show(self, *results: tables.Table | figures.Plot | Answer) -> None:
+        """Show each result here; tables and plots are saved as files too."""
+        for result in results:
+            if isinstance(result, figures.Plot):
+                figures.save(result, self.output / "figures")
+                _show_picture(result)
+            else:
+                if isinstance(result, tables.Table):
+                    tables.save(result, self.output / "tables")
+                display(Markdown(result.markdown))
+
+    def keep(self, ceilings: MachineCeilings) -> None:
+        """Save the machine's ceilings beside the results, for predictions and reports."""
+        self.output.mkdir(parents=True, exist_ok=True)
+        path = self.output / MACHINE_NAME
+        path.write_text(ceilings.model_dump_json(indent=2), encoding="utf-8")
+        display(Markdown(f"Ceilings: `{path}`."))
+
+    def sum_up(self, sweep: Sweep) -> None:
+        """What was run, what failed and why, and where it is kept."""
+        done = len(sweep.records) - len(sweep.failed)
+        lines = [f"{done} of {len(sweep.records)} runs have figures."]
+        for name, record in sweep.failed.items():
+            lines.append(f"- **{name} failed** ({record.failure.kind}): {record.failure.message}")
+        lines.append(f"\nResults: `{self.output / lab.LOG_NAME}`; tables and figures beside it.")
+        display(Markdown("\n".join(lines)))
+
+
+def start(device: str = "auto", output_dir: str = "") -> Page:
+    """Choose the device and the output folder, and say which. Raises Refused if the device is not there.
+
+    A relative folder is one of the project's, whatever folder the notebook runs in.
+    """
+    chosen = lab.choose_device(device)
+    output = lab.ROOT / (output_dir or lab.DEFAULT_OUTPUT)
+    if chosen == "emulated":
+        text = (
+            f"**Emulated GPU** (profile \"{EMULATED_T4.name}\"): FlexGen's own code on this CPU with a small model. "
+            "The order of the tiers is a T4's; the figures are not."
+        )
+    else:
+        text = f"**CUDA**: {lab.describe_machine('cuda').name}."
+    display(Markdown(f"{text} Results go to `{output}`."))
+    return Page(chosen, output)
+
+
+def _show_picture(plot: figures.Plot) -> None:
+    picture = base64.b64encode(plot.png()).decode()
+    display({"image/png": picture, "text/plain": plot.alt}, raw=True, metadata={"image/png": {"alt": plot.alt}})

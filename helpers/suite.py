@@ -1,0 +1,89 @@
+"""Every notebook through papermill, and the report of what they measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import papermill
+from papermill.exceptions import PapermillExecutionError
+
+from helpers import lab, points, report
+from helpers.errors import Refused
+
+NOTEBOOKS = {
+    "machine": "00_machine.ipynb",
+    "q1": "01_offload_sweep.ipynb",
+    "q2": "02_batch_size.ipynb",
+    "q3": "03_weight_compression.ipynb",
+    "q4": "04_disk_io.ipynb",
+}
+NOTEBOOK_FOLDER = lab.ROOT / "notebooks"
+
+
+@dataclass(frozen=True)
+class NotebookRun:
+    """A notebook that was run: the executed copy, how long it took, and its error in one line, if any."""
+
+    name: str
+    executed: Path
+    duration_s: float
+    error: str = ""
+
+
+def run(names: Sequence[str], parameters: Mapping[str, Any], output_dir: Path, fresh: bool = False) -> list[NotebookRun]:
+    """Run the named notebooks, one after another; one that fails is kept and does not stop the others.
+
+    `fresh` sets the results so far aside (nothing is deleted) and measures anew. Raises Refused, before anything
+    starts, for a notebook there is none of or a parameter that one of them does not have.
+    """
+    for name in names:
+        if name not in NOTEBOOKS:
+            raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
+        _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
+    if fresh:
+        _set_results_aside(output_dir)
+    folder = output_dir / "notebooks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_run_one(name, parameters, folder) for name in names]
+
+
+def write_report(output_dir: Path) -> list[Path]:
+    """The report of everything in the output folder's log. Raises Refused if there is nothing in it."""
+    return report.write(points.read(output_dir / lab.LOG_NAME), output_dir)
+
+
+def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """papermill runs the defaults, with a warning, for a parameter that a notebook does not have."""
+    known = papermill.inspect_notebook(str(notebook))
+    for name in parameters:
+        if name not in known:
+            raise Refused(f"parameter {name!r}: {notebook.name} has none of that name; it has {', '.join(known)}")
+
+
+def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> NotebookRun:
+    executed = folder / NOTEBOOKS[name]
+    began_s = time.monotonic()
+    error = ""
+    try:
+        papermill.execute_notebook(
+            str(NOTEBOOK_FOLDER / NOTEBOOKS[name]), str(executed), parameters=dict(parameters),
+            kernel_name="python3", cwd=str(NOTEBOOK_FOLDER), progress_bar=True,
+        )
+    # The exception is to be believed, not the saved notebook: after a killed kernel it calls every cell completed.
+    except PapermillExecutionError as failure:
+        error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+    return NotebookRun(name, executed, time.monotonic() - began_s, error)
+
+
+def _set_results_aside(output_dir: Path) -> None:
+    log = output_dir / lab.LOG_NAME
+    if log.exists():
+        when = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        log.rename(log.with_name(f"results-until-{when}.jsonl"))
