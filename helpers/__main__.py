@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
 
     run = commands.add_parser("run", help="run notebooks through papermill and write the report")
-    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)} (default: every notebook)")
+    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)}; none: every notebook")
     run.add_argument("--device", default="auto", help="auto, cuda or emulated")
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
     run.add_argument("--output", default="outputs", metavar="DIR")

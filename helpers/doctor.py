@@ -53,7 +53,7 @@ def _gpu() -> Check:
     if len(gpus) > 1:
         text += f"; the first of {len(gpus)}, FlexGen uses one"
     if first.other_processes:
-        return Check("warn", "GPU", f"{text}; {first.other_processes} other processes use it: figures will be disturbed")
+        return Check("warn", "GPU", f"{text}; {first.other_processes} other processes use it and disturb figures")
     return Check("OK", "GPU", text)
 
 

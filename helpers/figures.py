@@ -293,7 +293,7 @@ def _wrapped(text: str, width: int = 115) -> str:
             line = word
         else:
             line = f"{line} {word}".strip()
-    return "\n".join(lines + [line])
+    return "\n".join([*lines, line])
 
 
 def _bars(

@@ -208,7 +208,9 @@ class RunSettings(Frozen):
         """A short name for exactly these settings: 12 hexadecimal digits."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
-    def flexgen_arguments(self, weights: str = "~/opt_weights", offload_dir: str = "~/flexgen_offload_dir") -> list[str]:
+    def flexgen_arguments(
+        self, weights: str = "~/opt_weights", offload_dir: str = "~/flexgen_offload_dir"
+    ) -> list[str]:
         """FlexGen's own command line for this run, as one would type it."""
         model = self.opt_model.name
         arguments = [

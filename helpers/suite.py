@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ class NotebookRun:
     error: str = ""
 
 
-def run(names: Sequence[str], parameters: Mapping[str, Any], output_dir: Path, fresh: bool = False) -> list[NotebookRun]:
+def run(
+    names: Sequence[str], parameters: Mapping[str, Any], output_dir: Path, fresh: bool = False
+) -> list[NotebookRun]:
     """Run the named notebooks, one after another; one that fails is kept and does not stop the others.
 
     `fresh` sets the results so far aside (nothing is deleted) and measures anew. Raises Refused, before anything
@@ -85,5 +87,5 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
 def _set_results_aside(output_dir: Path) -> None:
     log = output_dir / lab.LOG_NAME
     if log.exists():
-        when = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        when = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         log.rename(log.with_name(f"results-until-{when}.jsonl"))

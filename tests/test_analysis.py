@@ -9,23 +9,12 @@ import re
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from helpers import analysis, points
+from factories import T4, changed
+from helpers import analysis
 from helpers.analysis.values import Value, in_line, listed, order_of_magnitude, plain, seconds, size
 from helpers.homework import QUESTIONS
-from helpers.tables import REFERENCE
 
-T4 = points.read(REFERENCE)
 QUESTION = {"q1": analysis.q1, "q2": analysis.q2, "q3": analysis.q3, "q4": analysis.q4}
-
-
-def changed(**rows):
-    """The T4's points with fields of some rows replaced; a row given as None is left out."""
-    found = []
-    for point in T4:
-        change = rows.get(point.run_id.replace("-", "_"), {})
-        if change is not None:
-            found.append(point.model_copy(update=change))
-    return tuple(found)
 
 
 def speeds(*tokens_per_s, repeats=0.0):

@@ -8,12 +8,10 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from helpers import figures, points, tables
+from factories import T4, changed, disk_series, make_record
+from helpers import figures, points
 from helpers.results import Samples
-from test_analysis import changed
-from test_points import disk_series, make_record
 
-T4 = points.read(tables.REFERENCE)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

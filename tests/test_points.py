@@ -11,32 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from factories import disk_series, make_record
 from helpers import points
 from helpers.errors import Refused
 from helpers.homework import QUESTIONS
-from helpers.results import DiskSeries, Failure, Log, Machine, Repeat, RunRecord, Samples
-from helpers.settings import OffloadSplit, RunSettings, Workload
+from helpers.results import Failure, Log, Repeat, Samples
 from helpers.tables import REFERENCE
 
 HEADER = REFERENCE.read_text().splitlines()[0]
-WORK = Workload(gpu_batch_size=4, prompt_len=32, gen_len=8)
-MACHINE = Machine(name="Tesla T4", cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
-
-
-def make_record(percent="0 0 100 0 100 0", latencies=((1.0, 0.5, 0.5), (1.2, 0.5, 0.5), (1.0, 0.4, 0.4)), **fields):
-    options = {"model": "opt-mini", "split": OffloadSplit.parse(percent), "device": "cuda", "workload": WORK}
-    settings = RunSettings(**(options | fields.pop("settings", {})))
-    repeats = tuple(
-        Repeat(started_s=10.0 * i + 10, ended_s=10.0 * i + 15, pass_latencies_s=passes, peak_gpu_mem_gib=0.5 + i,
-               disk_read_bytes=1000 * (i + 1))
-        for i, passes in enumerate(latencies)
-    )
-    return RunRecord(**({
-        "key": settings.key, "kind": "measured on CUDA", "status": "done", "settings": settings,
-        "command": "python ...",
-        "machine": MACHINE, "versions": {"torch": "2.11"}, "started_at": "2026-01-01T00:00:00Z", "duration_s": 60.0,
-        "repeats": repeats, "bytes_expected_from_disk": 4000,
-    } | fields))
 
 
 def write_csv(path, *rows, header=HEADER):
@@ -76,15 +58,6 @@ def test_timers_become_flexgens_mean_and_a_median():
     point = points.from_record("a", make_record(repeats=(repeat,), kind="projected by FlexGen"))
     assert point.load_weight_s == statistics.fmean((9.0, 1.0, 2.0)) and point.load_weight_s_median == 2.0
     assert point.compute_layer_decoding_s == pytest.approx(0.3)
-
-
-def disk_series(**fields):
-    return DiskSeries(**({
-        "source": "/proc/diskstats", "device": "sda", "device_found_by": "st_dev", "interval_s": 1.0,
-        "time_s": (1.0, 10.5, 12.0, 40.0), "reads_per_s": (9e3, 10.0, 20.0, 8e3),
-        "read_kib_per_s": (9e5, 100.0, 200.0, 8e5),
-        "request_kib": (512.0, None, 16.0, 512.0), "util_percent": (99.0, 1.0, 2.0, 99.0), "idle_read_kib_per_s": 0.0,
-    } | fields))
 
 
 def test_disk_peaks_are_those_of_the_measured_repeats_only():

@@ -6,12 +6,10 @@ import re
 
 import pytest
 
-from helpers import points, report, tables
+from factories import T4, make_record
+from helpers import report, tables
 from helpers.errors import Refused
 from helpers.results import Log
-from test_points import make_record
-
-T4 = points.read(tables.REFERENCE)
 
 
 @pytest.fixture(scope="module")

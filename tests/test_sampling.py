@@ -1,6 +1,7 @@
 """What is sampled beside a run: true on a real disk, and never the reason that a run fails."""
 # ruff: noqa: E501 (recorded text has its own width)
 
+import itertools
 import math
 import os
 import subprocess
@@ -13,8 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from helpers import machine, sampling
 from helpers.results import Samples
@@ -132,8 +132,8 @@ def test_rates_times_time_are_what_the_counters_counted(steps):
         readings.append(
             Reading(last.time_s + seconds, last.reads + reads, last.read_bytes + read_bytes, last.busy_ms + 1, True)
         )
-    rates = [rates_between(first, second) for first, second in zip(readings, readings[1:])]
-    seconds = [second.time_s - first.time_s for first, second in zip(readings, readings[1:])]
+    rates = [rates_between(first, second) for first, second in itertools.pairwise(readings)]
+    seconds = [second.time_s - first.time_s for first, second in itertools.pairwise(readings)]
     total_bytes = sum(rate.read_kib_per_s * 1024 * s for rate, s in zip(rates, seconds))
     assert total_bytes == pytest.approx(readings[-1].read_bytes - 4096, rel=1e-9)
     for rate, (_, reads, read_bytes) in zip(rates, steps):
@@ -386,7 +386,7 @@ def test_an_iostat_that_will_not_end_is_ended_with_all_that_it_started(fake_disk
 
     samples = sampled(fake_disk, noted)
     assert samples.disk.source == "iostat 10.1.5"
-    gone, alive = psutil.wait_procs(seen, timeout=5)
+    _, alive = psutil.wait_procs(seen, timeout=5)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 

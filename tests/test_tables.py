@@ -7,13 +7,10 @@ import re
 import pandas as pd
 import pytest
 
+from factories import T4, changed, make_record
 from helpers import points, tables
-from helpers.placement import place
 from helpers.models import resolve
-from test_analysis import changed
-from test_points import make_record
-
-T4 = points.read(tables.REFERENCE)
+from helpers.placement import place
 
 
 def test_every_table_of_the_hand_in_holds_its_figures():

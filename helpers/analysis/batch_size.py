@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers import models
 from helpers.analysis.values import (
-    Answer, Part, Value, gaps, latency, listed, pass_time, percent, plain, ratio, seconds, size, throughput, times,
+    Answer,
+    Part,
+    Value,
+    gaps,
+    latency,
+    listed,
+    pass_time,
+    percent,
+    plain,
+    ratio,
+    seconds,
+    size,
+    throughput,
+    times,
 )
 from helpers.homework import QUESTIONS
 from helpers.placement import GIB
@@ -65,7 +79,7 @@ def q2(points: Iterable[Point], gpu_mem_gib: float | None = None) -> BatchSize:
     """The answer to question 2. `gpu_mem_gib` is the GPU's capacity, where the points do not hold it."""
     rows = homework_rows(points)
     batches = [rows.done(row_id) for row_id in BATCHES]
-    steps = tuple(_step(a, b) for a, b in zip(batches, batches[1:]) if throughput(a) and throughput(b))
+    steps = tuple(_step(a, b) for a, b in itertools.pairwise(batches) if throughput(a) and throughput(b))
     growth = _growth(rows, gpu_mem_gib)
     return BatchSize(
         question="q2", gaps=gaps(rows, QUESTIONS["q2"]), steps=steps, growth=growth,

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from helpers import models
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.values import (
-    Answer, Part, Value, gaps, in_line, latency, listed, order_of_magnitude, orders, plain, seconds, times,
+    Answer,
+    Part,
+    Value,
+    gaps,
+    in_line,
+    latency,
+    listed,
+    order_of_magnitude,
+    orders,
+    plain,
+    seconds,
+    times,
 )
 from helpers.homework import QUESTIONS
 from helpers.points import Point, Rows, homework_rows

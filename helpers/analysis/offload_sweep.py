@@ -7,8 +7,22 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.values import (
-    Answer, Part, Value, capital, gaps, listed, order_of_magnitude, orders, pass_time, plain, rate, ratio, seconds,
-    size, throughput, times,
+    Answer,
+    Part,
+    Value,
+    capital,
+    gaps,
+    listed,
+    order_of_magnitude,
+    orders,
+    pass_time,
+    plain,
+    rate,
+    ratio,
+    seconds,
+    size,
+    throughput,
+    times,
 )
 from helpers.homework import QUESTIONS
 from helpers.points import Point, Rows, homework_rows

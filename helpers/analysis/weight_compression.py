@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.values import (
-    Answer, Part, Value, gaps, pass_time, plain, ratio, seconds, size, throughput, times, uncapital,
+    Answer,
+    Part,
+    Value,
+    gaps,
+    pass_time,
+    plain,
+    ratio,
+    seconds,
+    size,
+    throughput,
+    times,
+    uncapital,
 )
 from helpers.homework import QUESTIONS
-from helpers.points import Rows, homework_rows
+from helpers.points import Point, Rows, homework_rows
 
 SCENARIOS = (("(α)", "100 % GPU", "q1-1", "q3-gpu-4bit"), ("(β)", "100 % disk", "q1-5", "q3-disk-4bit"))
 

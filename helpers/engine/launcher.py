@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ class Outcome:
 
     @classmethod
     def now(cls) -> Outcome:
-        return cls(started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+        return cls(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def warm_server() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import os
 import shutil
@@ -180,10 +182,8 @@ class Iostat:
         """End it and wait for it. Returns its exit status if it had ended before, else None."""
         ended_early = self._process.poll()
         for how in (signal.SIGTERM, signal.SIGKILL):
-            try:
+            with contextlib.suppress(ProcessLookupError):  # all of it has ended
                 os.killpg(self._process.pid, how)
-            except ProcessLookupError:
-                pass  # all of it has ended
             try:
                 self._process.wait(timeout=2)
                 self._reader.join(timeout=2)
@@ -329,7 +329,7 @@ def read_by_others(run_reads: Sequence[tuple[int, int]]) -> int:
 
 
 def _rates(readings: Sequence[Reading]) -> list[Rates]:
-    between = (rates_between(first, second) for first, second in zip(readings, readings[1:]))
+    between = (rates_between(first, second) for first, second in itertools.pairwise(readings))
     return [rates for rates in between if rates]
 
 

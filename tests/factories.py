@@ -1,0 +1,47 @@
+"""What several tests start from: records with known figures, and the reference's points with some of them changed."""
+
+from __future__ import annotations
+
+from helpers import points
+from helpers.results import DiskSeries, Machine, Repeat, RunRecord
+from helpers.settings import OffloadSplit, RunSettings, Workload
+from helpers.tables import REFERENCE
+
+T4 = points.read(REFERENCE)
+WORK = Workload(gpu_batch_size=4, prompt_len=32, gen_len=8)
+MACHINE = Machine(name="Tesla T4", cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
+
+
+def make_record(percent="0 0 100 0 100 0", latencies=((1.0, 0.5, 0.5), (1.2, 0.5, 0.5), (1.0, 0.4, 0.4)), **fields):
+    options = {"model": "opt-mini", "split": OffloadSplit.parse(percent), "device": "cuda", "workload": WORK}
+    settings = RunSettings(**(options | fields.pop("settings", {})))
+    repeats = tuple(
+        Repeat(started_s=10.0 * i + 10, ended_s=10.0 * i + 15, pass_latencies_s=passes, peak_gpu_mem_gib=0.5 + i,
+               disk_read_bytes=1000 * (i + 1))
+        for i, passes in enumerate(latencies)
+    )
+    return RunRecord(**({
+        "key": settings.key, "kind": "measured on CUDA", "status": "done", "settings": settings,
+        "command": "python ...",
+        "machine": MACHINE, "versions": {"torch": "2.11"}, "started_at": "2026-01-01T00:00:00Z", "duration_s": 60.0,
+        "repeats": repeats, "bytes_expected_from_disk": 4000,
+    } | fields))
+
+
+def disk_series(**fields):
+    return DiskSeries(**({
+        "source": "/proc/diskstats", "device": "sda", "device_found_by": "st_dev", "interval_s": 1.0,
+        "time_s": (1.0, 10.5, 12.0, 40.0), "reads_per_s": (9e3, 10.0, 20.0, 8e3),
+        "read_kib_per_s": (9e5, 100.0, 200.0, 8e5),
+        "request_kib": (512.0, None, 16.0, 512.0), "util_percent": (99.0, 1.0, 2.0, 99.0), "idle_read_kib_per_s": 0.0,
+    } | fields))
+
+
+def changed(**rows):
+    """The T4's points with fields of some rows replaced; a row given as None is left out."""
+    found = []
+    for point in T4:
+        change = rows.get(point.run_id.replace("-", "_"), {})
+        if change is not None:
+            found.append(point.model_copy(update=change))
+    return tuple(found)
