@@ -15,10 +15,16 @@ from helpers.errors import Refused
 
 # In this order: safetensors needs no torch, and can hold nothing but tensors.
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+CONFIG_FILE = "config.json"
+TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.json")
 PIECE = 1 << 22  # elements converted at a time
 
 # Dtypes of safetensors; NumPy has no bfloat16, which is the upper half of a float32.
 SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+class Incomplete(Refused):
+    """Files of weights are not there."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class StoredTensor:
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """The files that hold a folder's weights: safetensors before .bin, the shards of an index.
 
-    Raises Refused if there are none, or if the index names a shard that is not there.
+    Raises Incomplete if there are none, or if the index names a shard that is not there.
     """
     for whole in WHOLE_FILES:
         if (folder / whole).is_file():
@@ -41,7 +47,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         index = folder / f"{whole}.index.json"
         if index.is_file():
             return _shards(index)
-    raise Refused(f"{folder}: no weights in it (looked for {' and '.join(WHOLE_FILES)}, whole or with an index)")
+    raise Incomplete(f"{folder}: no weights in it (looked for {' and '.join(WHOLE_FILES)}, whole or with an index)")
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
@@ -52,7 +58,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
     shards = tuple(index.parent / str(name) for name in names)
     for shard in shards:
         if shard.parent != index.parent or not shard.is_file():
-            raise Refused(f"{index} names {shard.name}, which is not in the folder; copy or download it again")
+            raise Incomplete(f"{index} names {shard.name}, which is not in the folder; copy or download it again")
     return shards
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers import checkpoint, models, synthetic
+from helpers import checkpoint, hub, models, synthetic
 from helpers.errors import Refused
 from helpers.models import FP16_BYTES, OptModel
 
@@ -91,7 +91,13 @@ def prepare(model_name: str, say: Callable[[str], None] = print, home_dir: Path 
     try:
         if folder:
             return _from_folder(model, folder, root, say)
-        return _synthetic(model, root, say, why="")
+        if model == models.EMULATED_MODEL:
+            return _synthetic(model, root, say, "this model exists here only")
+        try:
+            return _from_hub(model, root, say)
+        except hub.Unavailable as unavailable:
+            say(f"{model.name}: {unavailable}; using synthetic weights")
+            return _synthetic(model, root, say, f"hub: {unavailable}")
     except OSError as error:
         raise Refused(_what_the_disk_said(error, root)) from error
 
@@ -101,10 +107,8 @@ def _from_folder(model: OptModel, folder: Path, root: Path, say: Callable[[str],
     target = root / kind / f"{model.name}-np"
     identity = _identity(folder)
 
-    def open_source() -> Source:
-        ids, prompt = prompt_of(folder, model)
-        provenance = {"source": f"folder: {folder}", "identity": identity, "prompt_ids": list(ids), "prompt": prompt}
-        return checkpoint_source(model, folder, provenance)
+    def open_source(kept: dict[str, Any] | None) -> Source:
+        return _checkpoint(model, folder, {"source": f"folder: {folder}", "identity": identity})
 
     def is_current(provenance: dict[str, Any]) -> bool:
         return not identity or provenance.get("identity") == identity
@@ -112,13 +116,31 @@ def _from_folder(model: OptModel, folder: Path, root: Path, say: Callable[[str],
     return _weights(target, _keep_whole(target, model, is_current, open_source, say))
 
 
+def _from_hub(model: OptModel, root: Path, say: Callable[[str], None]) -> Weights:
+    """A finished conversion asks the network nothing; to repair one, its own commit is asked for."""
+    target = root / "hub" / f"{model.name}-np"
+    repo = f"facebook/{model.name}"
+
+    def open_source(kept: dict[str, Any] | None) -> Source:
+        converted = 0 if kept else _bytes_of(model, model.files)
+
+        def check_space(cache: Path, download: int) -> None:
+            _check_space(model.name, {cache: download, target.parent: converted})
+
+        snapshot = hub.fetch(repo, say, check_space, revision=kept and kept["commit"])
+        provenance = {"source": f"hub: {repo}@{snapshot.commit}", "commit": snapshot.commit}
+        return _checkpoint(model, snapshot.folder, provenance)
+
+    return _weights(target, _keep_whole(target, model, lambda kept: "commit" in kept, open_source, say))
+
+
 def _identity(folder: Path) -> dict[str, list[int]]:
     """Size and time of the files that a conversion depends on; empty if the folder's weights are gone."""
     try:
         files = checkpoint.weight_files(folder)
-    except Refused:
+    except checkpoint.Incomplete:
         return {}
-    files += tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+    files += tuple(folder / name for name in checkpoint.TOKENIZER_FILES if (folder / name).is_file())
     return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
@@ -131,23 +153,24 @@ def _synthetic(model: OptModel, root: Path, say: Callable[[str], None], why: str
         "prompt": FIXED_PROMPT,
     }
     source = Source(provenance, lambda name: synthetic.pieces(name, model.files[name]))
-    kept = _keep_whole(target, model, provenance.__eq__, lambda: source, say)
-    return _weights(target, kept, f" ({why})" if why else "")
+    kept = _keep_whole(target, model, provenance.__eq__, lambda kept: source, say)
+    return _weights(target, {**kept, "source": f"{kept['source']} ({why})"})
 
 
-def _weights(target: Path, provenance: dict[str, Any], remark: str = "") -> Weights:
+def _weights(target: Path, provenance: dict[str, Any]) -> Weights:
     return Weights(
         path=target.parent,
-        source=provenance["source"] + remark,
+        source=provenance["source"],
         prompt_ids=tuple(provenance["prompt_ids"]),
         prompt=provenance["prompt"],
     )
 
 
-def checkpoint_source(model: OptModel, folder: Path, provenance: dict[str, Any]) -> Source:
+def _checkpoint(model: OptModel, folder: Path, provenance: dict[str, Any]) -> Source:
     """A transformers folder as a source. Raises Refused if its tensors are not the model's."""
     tensors = checkpoint.tensors(folder, model.files)
-    return Source(provenance, lambda name: tensors[name].pieces())
+    ids, prompt = prompt_of(folder, model)
+    return Source({**provenance, "prompt_ids": list(ids), "prompt": prompt}, lambda name: tensors[name].pieces())
 
 
 # ---------------------------------------------------------------- a folder of tensors, kept whole
@@ -157,12 +180,12 @@ def _keep_whole(
     target: Path,
     model: OptModel,
     is_current: Callable[[dict[str, Any]], bool],
-    open_source: Callable[[], Source],
+    open_source: Callable[[dict[str, Any] | None], Source],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Make `target` hold every tensor of the model, from `open_source()` where something is not there or broken.
+    """Make `target` hold every tensor of the model, from `open_source` where something is not there or broken.
 
-    Returns its provenance. What was made from a source that `is_current` no longer knows is made anew.
+    `open_source` is given the provenance of what is to be repaired, or None. Returns the provenance. What was made from a source that `is_current` no longer knows is made anew.
     """
     with _locked(target, say):
         _remove_leftovers(target)
@@ -170,12 +193,12 @@ def _keep_whole(
         if provenance is None or not is_current(provenance):
             if target.exists():
                 say(f"{target}: {'made from something else' if provenance else 'of unknown origin'}, making it anew")
-            source = open_source()
+            source = open_source(None)
             _make(target, model, source, say)
             return source.provenance
         faults = broken_files(target, model)
         if faults:
-            _repair(target, model, faults, open_source, say)
+            _repair(target, model, faults, lambda: open_source(provenance), say)
         return provenance
 
 
@@ -212,7 +235,7 @@ def _fault(file: Path, shape: tuple[int, ...]) -> str | None:
 def _make(target: Path, model: OptModel, source: Source, say: Callable[[str], None]) -> None:
     partial = target.parent / f".{target.name}.partial"
     needed = _bytes_of(model, model.files)
-    _check_space(target, needed, model.name)
+    _check_space(model.name, {target.parent: needed})
     say(f"{model.name}: writing weights, {needed / GIB:.2f} GiB, to {target}")
     try:
         partial.mkdir()
@@ -243,7 +266,7 @@ def _repair(
             f"{target / name}{others}: {fault}, and it cannot be made again: {refusal}; "
             f"bring the source back, or delete {target} to start over"
         ) from refusal
-    _check_space(target, _bytes_of(model, faults), model.name)
+    _check_space(model.name, {target.parent: _bytes_of(model, faults)})
     _write_all(target, model, list(faults), source, say)
 
 
@@ -312,13 +335,18 @@ def _locked(target: Path, say: Callable[[str], None]) -> Iterator[None]:
 # ---------------------------------------------------------------- the disk
 
 
-def _check_space(target: Path, needed: int, what: str) -> None:
-    free = free_bytes(target)
-    if needed > free:
-        raise Refused(
-            f"{what}: its weights need {needed / GIB:.2f} GiB in {target.parent}, {free / GIB:.2f} GiB are free there; "
-            "free some, or set OFFLOAD_LAB_HOME to a folder on a larger disk"
-        )
+def _check_space(what: str, needed: dict[Path, int]) -> None:
+    """Raises Refused if the disks behind some folders have not the bytes that each is to get."""
+    by_disk: dict[int, list[Path]] = {}
+    for folder in needed:
+        by_disk.setdefault(_nearest_existing(folder).stat().st_dev, []).append(folder)
+    for folders in by_disk.values():
+        wanted, free = sum(needed[folder] for folder in folders), free_bytes(folders[0])
+        if wanted > free:
+            raise Refused(
+                f"{what}: {wanted / GIB:.2f} GiB are needed in {' and '.join(map(str, folders))}, {free / GIB:.2f} GiB "
+                "are free there; free some, or set OFFLOAD_LAB_HOME (and HF_HOME) to a folder on a larger disk"
+            )
 
 
 def free_bytes(path: Path) -> int:
@@ -338,8 +366,6 @@ def _what_the_disk_said(error: OSError, root: Path) -> str:
 
 
 # ---------------------------------------------------------------- the prompt
-
-TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.json")
 
 
 def prompt_of(folder: Path, model: OptModel) -> tuple[tuple[int, ...], str]:

@@ -1,0 +1,381 @@
+"""A model's files from the Hugging Face hub, fetched by a process of its own: one that stalls can be stopped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers import checkpoint
+from helpers.checkpoint import CONFIG_FILE, TOKENIZER_FILES, WHOLE_FILES
+from helpers.errors import Refused
+
+GB = 10**9  # the hub counts in these
+
+ANSWER_S = 90.0  # to start, look up the host and say what a repository holds
+STALL_S = 60.0  # without one new byte on disk
+REQUEST_TIMEOUT_S = 10.0
+ATTEMPTS = 4  # in a row that finish no file
+LONGEST_WAIT_S = 60.0
+PROGRESS_EVERY_S = 10.0
+# huggingface_hub writes in pieces of 10 MiB: on a slow line too long between two signs of life.
+PIECE_BYTES = 1 << 20
+
+# What huggingface_hub speeds transfers up with; both have hung where plain HTTP went through.
+UNACCELERATED = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0"}
+
+
+class Unavailable(Refused):
+    """The hub did not give a model; says why in one clause."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Files of a repository at one commit, in the hub's ordinary cache."""
+
+    folder: Path
+    commit: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt ended: `kind` is final, again (worth another attempt), connection, stalled or disk."""
+
+    kind: str
+    reason: str
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of one attempt; `kept_bytes` are those of files that it finished."""
+
+    snapshot: Snapshot | None = None
+    failure: Failure | None = None
+    answered: bool = True
+    kept_bytes: int = 0
+
+
+def fetch(
+    repo: str,
+    say: Callable[[str], None],
+    check_space: Callable[[Path, int], None],
+    revision: str | None = None,
+    stall_s: float = STALL_S,
+) -> Snapshot:
+    """Config, tokenizer and weights of `repo` in the hub's cache; what is there already is not fetched again.
+
+    `check_space(folder, bytes)` is asked before a download and raises Refused if there is no room. Without the
+    network (or with HF_HUB_OFFLINE) the cache is used as it is. Raises Unavailable with the reason.
+    """
+    accelerated, left = True, ATTEMPTS
+    while True:
+        attempt = _attempt(repo, revision, accelerated, stall_s, say, check_space)
+        if attempt.snapshot:
+            return attempt.snapshot
+        failure = attempt.failure
+        assert failure is not None
+        if failure.kind == "disk":
+            raise Refused(failure.reason)
+        left = ATTEMPTS if attempt.kept_bytes else left - 1
+        if failure.kind == "final" or (failure.kind == "connection" and not attempt.answered):
+            raise Unavailable(failure.reason)
+        if left <= 0:
+            raise Unavailable(f"{failure.reason}; gave up after {ATTEMPTS} attempts")
+        if failure.kind == "stalled":
+            accelerated = False
+        wait_s = 2.0 ** (ATTEMPTS - left) if failure.wait_s is None else failure.wait_s
+        wait_s = 0.0 if failure.kind == "stalled" else min(wait_s, LONGEST_WAIT_S)
+        say(f"{repo}: {failure.reason}; trying again" + (f" in {wait_s:.0f} s" if wait_s else ""))
+        time.sleep(wait_s)
+
+
+def wanted_files(names: Collection[str]) -> list[str]:
+    """Of a repository's file names those to fetch: config, tokenizer, and one set of weights. Empty: no weights."""
+    for whole in WHOLE_FILES:
+        stem, suffix = whole.rsplit(".", 1)
+        shards = sorted(name for name in names if re.fullmatch(rf"{stem}-\d+-of-\d+\.{suffix}", name))
+        index = f"{whole}.index.json"
+        weights = [whole] if whole in names else [index, *shards] if index in names and shards else []
+        if weights:
+            return [name for name in (CONFIG_FILE, *TOKENIZER_FILES) if name in names] + weights
+    return []
+
+
+def _attempt(
+    repo: str,
+    revision: str | None,
+    accelerated: bool,
+    stall_s: float,
+    say: Callable[[str], None],
+    check_space: Callable[[Path, int], None],
+) -> Attempt:
+    with _child(repo, revision, accelerated) as (messages, go):
+        answer = _next(messages, ANSWER_S)
+        if answer is None:
+            failure = Failure("connection", f"no answer within {ANSWER_S:.0f} s")
+            return Attempt(failure=failure, answered=False)
+        if "failure" in answer:
+            with suppress(TypeError, KeyError, checkpoint.Incomplete):
+                folder = Path(answer["in_cache"])
+                checkpoint.weight_files(folder)
+                return Attempt(Snapshot(folder, commit=folder.name))
+            return Attempt(failure=Failure(**answer["failure"]), answered=False)
+        sizes: dict[str, int] = answer["sizes"]
+        wanted = wanted_files(sizes)
+        if not wanted:
+            return Attempt(failure=Failure("final", f"{repo} has no safetensors or .bin weights"))
+        missing = sum(sizes[name] for name in wanted if name not in answer["cached"])
+        check_space(Path(answer["cache"]), missing)
+        if missing:
+            say(f"{repo}: downloading {missing / GB:.2f} GB to {answer['cache']}")
+        go(wanted)
+        return _watch(messages, repo, missing, stall_s, say, answer["commit"])
+
+
+def _watch(
+    messages: queue.Queue[dict[str, Any]],
+    repo: str,
+    missing: int,
+    stall_s: float,
+    say: Callable[[str], None],
+    commit: str,
+) -> Attempt:
+    """Follow a download by the bytes that reach the disk, until it is done, fails, or brings none for `stall_s`."""
+    on_disk = kept = 0
+    started = said_at = changed_at = time.monotonic()
+    while True:
+        message = _next(messages, stall_s)
+        now = time.monotonic()
+        if message is None or (message.get("on_disk") == on_disk and now - changed_at >= stall_s):
+            return Attempt(failure=Failure("stalled", f"no byte for {stall_s:.0f} s"), kept_bytes=kept)
+        if "failure" in message:
+            return Attempt(failure=Failure(**message["failure"]), kept_bytes=kept)
+        if "snapshot" in message:
+            return Attempt(Snapshot(Path(message["snapshot"]), commit))
+        if message["on_disk"] != on_disk:
+            on_disk, changed_at = message["on_disk"], now
+        kept = message["kept"]
+        if now - said_at >= PROGRESS_EVERY_S:
+            said_at = now
+            rate = on_disk / (now - started) / 1e6
+            say(f"{repo}: {on_disk / GB:.2f} of {missing / GB:.2f} GB, {rate:.1f} MB/s")
+
+
+def _next(messages: queue.Queue[dict[str, Any]], timeout_s: float) -> dict[str, Any] | None:
+    try:
+        return messages.get(timeout=timeout_s)
+    except queue.Empty:
+        return None
+
+
+@contextmanager
+def _child(
+    repo: str, revision: str | None, accelerated: bool
+) -> Iterator[tuple[queue.Queue[dict[str, Any]], Callable[[list[str]], None]]]:
+    """The process that downloads: its messages, and `go(names)`, which it waits for. Gone when this ends."""
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+        **({} if accelerated else UNACCELERATED),
+    }
+    messages: queue.Queue[dict[str, Any]] = queue.Queue()
+    with tempfile.TemporaryFile() as complaints:
+        # A session of its own: Ctrl-C in a terminal reaches only us, and we stop it in order.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "helpers.hub", repo, revision or ""], env=environment, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True,
+        )
+        assert child.stdin and child.stdout
+
+        def listen(lines: Any) -> None:
+            for line in lines:
+                if line.endswith("\n"):
+                    messages.put(json.loads(line))
+            child.wait()
+            complaints.seek(0)
+            last = (complaints.read().decode(errors="replace").strip() or "no message").splitlines()[-1]
+            reason = f"the download ended with exit code {child.returncode} ({last})"
+            messages.put({"failure": {"kind": "again", "reason": reason}})
+
+        listener = threading.Thread(target=listen, args=(child.stdout,), daemon=True)
+        listener.start()
+
+        def go(names: list[str]) -> None:
+            with suppress(BrokenPipeError):  # how the child ended is among its messages
+                child.stdin.write(json.dumps(names) + "\n")
+                child.stdin.flush()
+
+        try:
+            yield messages, go
+        finally:
+            with suppress(BrokenPipeError):
+                child.stdin.close()  # it then removes its unfinished files and leaves
+            try:
+                child.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            listener.join()
+            child.stdout.close()
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def _download(repo: str, revision: str | None, tell: Callable[[dict[str, Any]], None]) -> None:
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants
+    except ImportError as error:
+        tell({"failure": {"kind": "final", "reason": f"huggingface_hub cannot be imported ({error})"}})
+        return
+    constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
+
+    def cached(name: str, commit: str) -> str | None:
+        path = huggingface_hub.try_to_load_from_cache(repo, name, revision=commit)
+        return path if isinstance(path, str) else None
+
+    try:
+        info = huggingface_hub.HfApi().model_info(
+            repo, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
+        )
+    except Exception as error:
+        config = cached(CONFIG_FILE, revision or "main")
+        tell({"failure": _failure(error, repo), "in_cache": config and str(Path(config).parent)})
+        return
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    there = [name for name in sizes if cached(name, info.sha)]
+    tell({"commit": info.sha, "sizes": sizes, "cached": there, "cache": str(constants.HF_HUB_CACHE)})
+    names = json.loads(sys.stdin.readline() or "[]")
+    if not names:
+        return
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    finished = [0]
+    threading.Thread(target=_report_growth, args=(finished, tell), daemon=True).start()
+    try:
+        for name in names:
+            # Asked for by branch, the config leaves a note of the branch's commit: it is found without the network.
+            file = huggingface_hub.hf_hub_download(repo, name, revision=revision if name == CONFIG_FILE else info.sha)
+            if name not in there:
+                finished[0] += sizes[name]
+        tell({"snapshot": str(Path(file).parent)})
+    except Exception as error:
+        tell({"failure": _failure(error, repo)})
+
+
+def _leave_with_the_parent() -> None:
+    sys.stdin.read()  # returns when the parent closes it, or is gone
+    for file in _unfinished_files():
+        file.unlink(missing_ok=True)
+    os._exit(1)
+
+
+def _report_growth(finished: list[int], tell: Callable[[dict[str, Any]], None]) -> None:
+    while True:
+        time.sleep(0.2)
+        # Blocks, not length: an accelerated transfer may make the file long at once and fill it as it goes.
+        kept = finished[0]
+        tell({"on_disk": kept + sum(_allocated_bytes(file) for file in _unfinished_files()), "kept": kept})
+
+
+def _unfinished_files() -> set[Path]:
+    """The `.incomplete` files this process has open; huggingface_hub gives each download its own."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            file = Path(os.readlink(descriptor))
+        except OSError:
+            continue
+        if file.suffix == ".incomplete":
+            found.add(file)
+    return found
+
+
+def _allocated_bytes(file: Path) -> int:
+    try:
+        return file.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _failure(error: BaseException, repo: str) -> dict[str, Any]:
+    """What happened in words, from the exception and those it came from."""
+    from huggingface_hub import constants
+
+    host = constants.ENDPOINT.split("://")[-1]
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    kinds = [base.__name__ for one in chain for base in type(one).__mro__]
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+
+    if "OfflineModeIsEnabled" in kinds:
+        return {"kind": "final", "reason": "HF_HUB_OFFLINE is set and its cache does not have the model"}
+    for one in chain:
+        if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = one.filename or constants.HF_HUB_CACHE
+            advice = "free some space, or set HF_HOME to a folder on a larger disk"
+            return {"kind": "disk", "reason": f"{where}: the disk is full; {advice}"}
+        response = getattr(one, "response", None)
+        status = getattr(response, "status_code", None)
+        if status is not None and status >= 400:
+            return _failure_of_status(status, "GatedRepoError" in kinds, response.headers.get("Retry-After"), repo, host)
+    if any("Timeout" in kind for kind in kinds):
+        return {"kind": "connection", "reason": f"no answer from {host} within {REQUEST_TIMEOUT_S:.0f} s"}
+    if any(kind in ("ConnectError", "ConnectionError", "NetworkError") for kind in kinds):
+        return {"kind": "connection", "reason": f"no connection to {host} ({first_line})"}
+    if "RemoteProtocolError" in kinds:
+        return {"kind": "connection", "reason": f"{host} cut the connection"}
+    if any(kind in ("JSONDecodeError", "FileMetadataError") for kind in kinds):
+        return {"kind": "final", "reason": f"{host} does not answer as the hub does (a proxy or login page?)"}
+    return {"kind": "again", "reason": f"{type(error).__name__}: {first_line}"}
+
+
+def _failure_of_status(status: int, gated: bool, retry_after: str | None, repo: str, host: str) -> dict[str, Any]:
+    if status == 429:
+        wait_s = float(retry_after) if retry_after and retry_after.isdigit() else None
+        return {"kind": "again", "reason": f"{host} answered 429, too many requests from this address", "wait_s": wait_s}
+    if status >= 500 or status == 408:
+        return {"kind": "again", "reason": f"{host} answered {status}, it is in trouble"}
+    if gated or status == 403:
+        reason = f"{host} answered {status}, this account may not read {repo} (accept its terms there, set HF_TOKEN)"
+    elif status == 401:
+        reason = f"{host} answered 401, {repo} is not there, or not without a valid token (HF_TOKEN)"
+    elif status == 404:
+        reason = f"{host} answered 404, it has no {repo}"
+    else:
+        reason = f"{host} answered {status}"
+    return {"kind": "final", "reason": reason}
+
+
+def _main() -> None:
+    # Messages have the real stdout to themselves: what a library prints goes to stderr.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def tell(message: dict[str, Any]) -> None:
+        with lock:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+    _download(sys.argv[1], sys.argv[2] or None, tell)
+
+
+if __name__ == "__main__":
+    _main()
