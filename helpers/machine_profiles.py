@@ -1,0 +1,199 @@
+"""What a machine achieves, in one frozen value: named profiles with a source for each number, or a JSON file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from helpers.errors import Refused
+from helpers.settings import Frozen
+
+if TYPE_CHECKING:
+    from helpers.machine import MachineCeilings
+
+GIB, MIB = 2**30, 2**20
+
+Rate = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0)]
+
+
+class MachineProfile(Frozen):
+    """Achieved rates and sizes of a machine; GB are 10^9 bytes, GiB 2^30. `sources`: where each number is from.
+
+    The overheads are what a run's tensors cannot have: Python, torch and CUDA's context. `mapped_files_gib` are
+    pages of libraries and of other processes, which give way to a run's memory but not to files it reads once a
+    pass; the page cache for those files is what is left.
+    """
+
+    name: str
+    gpu_mem_gib: Rate
+    gpu_overhead_gib: Amount
+    gpu_mem_gb_s: Rate
+    gpu_fp16_tflop_s: Rate
+    dequantize_gb_s: Rate  # fp16 bytes of 4-bit weights, decompressed on the GPU
+    layer_overhead_us: Rate  # of Python, launches and a sync: a layer and micro-batch
+    h2d_gb_s: Rate  # from pinned memory
+    d2h_gb_s: Rate  # to pinned memory
+    cache_store_gb_s: Rate  # new keys and values, through the copy threads to memory that is not pinned
+    host_copy_gb_s: Rate  # within host memory, and out of the page cache
+    cpu_attention_gb_s: Rate  # fp16 bytes of keys and values attended to on the CPU, by large batches
+    relay_gb_s: Rate  # stored bytes of 4-bit weights, converted by the copy threads on their way from the disk
+    disk_gb_s: Rate
+    disk_write_gb_s: Rate
+    host_ram_gib: Rate
+    host_overhead_gib: Amount
+    mapped_files_gib: Amount
+    cublas_workspace_mib: Amount
+    sources: dict[str, str] = {}
+
+    def __hash__(self) -> int:  # pydantic's own would need hashable sources
+        return hash((self.name, *(getattr(self, field) for field in numbers())))
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        return int(self.cublas_workspace_mib * MIB)
+
+    @property
+    def usable_gpu_bytes(self) -> int:
+        return int((self.gpu_mem_gib - self.gpu_overhead_gib) * GIB)
+
+    @property
+    def usable_host_bytes(self) -> int:
+        return int((self.host_ram_gib - self.host_overhead_gib) * GIB)
+
+    @property
+    def shared_host_bytes(self) -> int:
+        """Host memory for a run's tensors and the page cache of its files together."""
+        return self.usable_host_bytes - int(self.mapped_files_gib * GIB)
+
+
+def numbers() -> tuple[str, ...]:
+    """The fields that are numbers."""
+    return tuple(field for field in MachineProfile.model_fields if field not in ("name", "sources"))
+
+
+def load(name_or_path: str) -> MachineProfile:
+    """A named profile, or one from a JSON file with the fields of MachineProfile (`sources` may be left out).
+
+    Raises Refused for a name that is none, a file that is no JSON object, and a field that is missing or wrong.
+    """
+    if name_or_path in PROFILES:
+        return PROFILES[name_or_path]
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise Refused(
+            f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one"
+        )
+    try:
+        given: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: not a readable JSON file ({error})") from None
+    if not isinstance(given, dict):
+        raise Refused(f"{path}: {type(given).__name__} instead of a JSON object with a machine profile")
+    missing = [field for field in ("name", *numbers()) if field not in given]
+    if missing:
+        raise Refused(f"{path}: {missing[0]} is missing")
+    try:
+        return MachineProfile(**given)
+    except Refused as error:
+        raise Refused(f"{path}: {error}") from None
+
+
+def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
+    """The profile of a measured machine: its ceilings, and for what they do not measure the t4-colab's numbers,
+    saying so. Better it with `time_model.calibrate` and a few runs. Raises Refused for a ceiling that is missing.
+    """
+    machine = ceilings.machine
+    measured = {
+        "gpu_mem_gib": machine.gpu_mem_gib,
+        "host_ram_gib": machine.ram_gib,
+        "gpu_mem_gb_s": ceilings.gpu_copy_gb_s,
+        "gpu_fp16_tflop_s": ceilings.matmul_tflop_s,
+        "h2d_gb_s": ceilings.host_to_device_gb_s,
+        "d2h_gb_s": ceilings.device_to_host_gb_s,
+        "host_copy_gb_s": ceilings.page_cache_read_gb_s,
+        "disk_gb_s": ceilings.disk_read_gb_s,
+    }
+    for field, value in measured.items():
+        if value is None:
+            raise Refused(f"{machine.name}: no {field} was measured, a machine profile needs it")
+    hopper_or_later = re.search(r"\b(G?H[12]00|G?B[23]00|GH200)\b", machine.name)
+    derived = {
+        # What decompressing moves through GPU memory is the same on every GPU.
+        "dequantize_gb_s": T4_COLAB.dequantize_gb_s * ceilings.gpu_copy_gb_s / T4_COLAB.gpu_mem_gb_s,
+        "disk_write_gb_s": ceilings.disk_read_gb_s,
+        "cpu_attention_gb_s": T4_GCP.cpu_attention_gb_s * machine.cpu_count / T4_GCP_CPUS,
+        "cublas_workspace_mib": 32.0 if hopper_or_later else T4_COLAB.cublas_workspace_mib,
+    }
+    how = {
+        "dequantize_gb_s": "t4-colab's, by GPU memory",
+        "disk_write_gb_s": "not measured: as it reads",
+        "cpu_attention_gb_s": "t4-gcp's, by CPUs",
+        "cublas_workspace_mib": "torch's default for this GPU's name",
+    }
+    others = {field: getattr(T4_COLAB, field) for field in numbers() if field not in measured | derived}
+    sources = (
+        dict.fromkeys(measured, f"measured on this machine, {ceilings.folder}") | how
+        | dict.fromkeys(others, "not measured: t4-colab's")
+    )
+    return MachineProfile(name=machine.name, sources=sources, **measured, **derived, **others)
+
+
+_COST_MODEL = "FlexGen's own cost model, fitted by its authors on a T4 of Google Cloud (experimental/cost_model.py)"
+_PAPER = "FlexGen paper (Sheng et al., ICML 2023), section Experiments"
+_TWO_EPYC_CORES = "measured with torch on two EPYC cores, not on this machine"
+
+T4_GCP_CPUS = 32  # of a Google Cloud machine of the N1 series with 208 GB
+
+# The machine of FlexGen's paper; no number is fitted to the throughputs that the paper gives.
+_T4_GCP = {
+    "gpu_mem_gib": (14.56, "a T4's total memory as torch gives it: 14,912 MiB"),
+    "gpu_overhead_gib": (0.4, "CUDA's context: about 400 MB (github.com/pytorch/pytorch/issues/109888)"),
+    "gpu_mem_gb_s": (239.6, "CUDA's bandwidthTest on a T4, device to device (github.com/router-gao/cuda-demo)"),
+    "gpu_fp16_tflop_s": (21.24, f"{_COST_MODEL}: mm_flops_p"),
+    "dequantize_gb_s": (18.75, "the same GPU's in t4-colab"),
+    "layer_overhead_us": (250.0, "10 operators a layer (counted) at 25 us, the upper end of what torch's eager mode "
+                                 "takes for one (jiahuanglin.xyz, From PyTorch op to kernel launch)"),
+    "h2d_gb_s": (13.84, f"{_COST_MODEL}: ctog_bdw, 12.89 GiB/s"),
+    "d2h_gb_s": (5.18, f"{_COST_MODEL}: gtoc_bdw_hidden, 4.82 GiB/s"),
+    "cache_store_gb_s": (1.04, f"{_COST_MODEL}: gtoc_bdw_cache, 0.97 GiB/s"),
+    "host_copy_gb_s": (8.8, "2.84 GB a pass out of the page cache of an H200 machine in 0.32 s, not on this machine"),
+    "cpu_attention_gb_s": (12.3, f"{_COST_MODEL}: cpu_flops, one a byte of the fp16 cache"),
+    "relay_gb_s": (1.4, f"uint8 to fp16 and back: {_TWO_EPYC_CORES}"),
+    "disk_gb_s": (2.0, f"{_PAPER}: about 2 GB/s reading"),
+    "disk_write_gb_s": (1.0, f"{_PAPER}: about 1 GB/s writing"),
+    "host_ram_gib": (208.0, f"{_PAPER}: 208 GB"),
+    "host_overhead_gib": (2.22, "a process with torch and CUDA: 2,271 MiB (github.com/pytorch/pytorch/issues/106511)"),
+    "mapped_files_gib": (0.0, "not known, and little beside 208 GB"),
+    "cublas_workspace_mib": (8.125, "torch's default below Hopper, :4096:2:16:8 (CublasHandlePool.cpp)"),
+}
+_Q1 = "calibrated on the hand-in's --percent"
+# The hand-in's machine: four of its runs give four rates; the others are published, or said to be from elsewhere.
+_T4_COLAB = _T4_GCP | {
+    "dequantize_gb_s": (18.75, f"{_Q1} 100 0 100 0 100 0 --compress-weight: 24.107 token/s"),
+    "layer_overhead_us": (1199.1, f"{_Q1} 100 0 100 0 100 0: 65.771 token/s"),
+    "h2d_gb_s": (10.225, f"{_Q1} 50 50 100 0 100 0: 28.908 token/s"),
+    "disk_gb_s": (0.2584, f"{_Q1} 0 0 100 0 100 0: 0.357 token/s (its disk's counter: 252,500 KiB/s at most)"),
+    "disk_write_gb_s": (0.2584, "not measured: as it reads"),
+    "cpu_attention_gb_s": (0.77, "t4-gcp's, by CPUs: 2 instead of 32"),
+    "host_ram_gib": (12.67, "the hand-in's own list: 12,975 MB, which are MiB (its 14,912 MB of GPU memory are)"),
+    "mapped_files_gib": (2.01, "the notebook's process, with torch and CUDA too: 2,056,600 kB "
+                               "(github.com/pytorch/pytorch/issues/113326)"),
+}
+
+
+def _profile(name: str, with_sources: dict[str, tuple[float, str]]) -> MachineProfile:
+    return MachineProfile(
+        name=name,
+        sources={field: source for field, (_, source) in with_sources.items()},
+        **{field: value for field, (value, _) in with_sources.items()},
+    )
+
+
+T4_GCP = _profile("t4-gcp", _T4_GCP)
+T4_COLAB = _profile("t4-colab", _T4_COLAB)
+PROFILES = {profile.name: profile for profile in (T4_COLAB, T4_GCP)}

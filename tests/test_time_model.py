@@ -1,0 +1,261 @@
+"""Time before a run: calibrated on four runs of the hand-in, judged on the others and on the paper's."""
+
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings as budget, strategies as st
+
+from helpers import machine_profiles, models, points
+from helpers.errors import Refused
+from helpers.machine import MachineCeilings
+from helpers.machine_profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
+from helpers.placement import place
+from helpers.results import Machine
+from helpers.settings import OffloadSplit, RunSettings, Workload
+from helpers.tables import REFERENCE
+from helpers.time_model import TERMS, Measured, calibrate, latencies, predict
+
+PAPER = Path(__file__).parents[1] / "outputs" / "reference" / "flexgen-paper" / "figures.csv"
+PAPER_OPTIONS = ("compress_weight", "compress_cache", "cpu_cache_compute")
+CALIBRATED_ON = ("q1-1", "q1-2", "q1-5", "q3-gpu-4bit")
+
+
+def run(percent, batch=4, batches=1, prompt_len=128, gen_len=16, model="opt-1.3b", **options):
+    workload = Workload(gpu_batch_size=batch, num_gpu_batches=batches, prompt_len=prompt_len, gen_len=gen_len)
+    return RunSettings(model=model, split=OffloadSplit.parse(percent), workload=workload, device="cuda", **options)
+
+
+def hand_in():
+    for point in points.read(REFERENCE):
+        if point.total_throughput_tok_s is not None:
+            settings = run(str(point.split), point.workload.gpu_batch_size, compress_weight=point.compress_weight)
+            yield point.run_id, Measured(settings, point.total_throughput_tok_s)
+
+
+def error(measured, profile):
+    return predict(measured.settings, profile).total_throughput_tok_s / measured.total_throughput_tok_s - 1
+
+
+HAND_IN = dict(hand_in())
+
+
+def test_t4_colab_is_what_its_four_runs_give():
+    guesses = {"layer_overhead_us": 500.0, "h2d_gb_s": 12.0, "disk_gb_s": 0.5, "dequantize_gb_s": 30.0}
+    found = calibrate(T4_COLAB.model_copy(update=guesses), [HAND_IN[run_id] for run_id in CALIBRATED_ON])
+    for field in guesses:
+        assert getattr(found, field) == pytest.approx(getattr(T4_COLAB, field), rel=1e-3)
+        assert "calibrated on" in found.sources[field]
+
+
+def test_the_hand_ins_other_runs_are_predicted():
+    errors = {run_id: abs(error(point, T4_COLAB)) for run_id, point in HAND_IN.items() if run_id not in CALIBRATED_ON}
+    assert len(errors) == 5
+    assert max(errors.values()) <= 0.25
+    assert sum(errors.values()) / len(errors) <= 0.10
+
+
+def test_all_on_disk_on_a_colab_t4():
+    prediction = predict(run("0 0 100 0 100 0"), load("t4-colab"))
+    assert prediction.peak_gpu_mem_gib == pytest.approx(0.588, rel=0.01)
+    assert prediction.total_throughput_tok_s == pytest.approx(0.357, rel=0.05)
+    assert prediction.bottleneck == "disk"
+    assert prediction.fits
+
+
+def paper():
+    with open(PAPER, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield Measured(run(
+                row["percent"], int(row["gpu_batch_size"]), int(row["num_gpu_batches"]), int(row["prompt_len"]),
+                int(row["gen_len"]), row["model"],
+                **{option: row[option] == "true" for option in PAPER_OPTIONS},
+            ), float(row["published_tok_s"]))
+
+
+def test_the_papers_runs_are_predicted_from_published_rates():
+    errors = [abs(error(point, T4_GCP)) for point in paper()]
+    assert len(errors) == 9
+    assert sum(errors) / len(errors) <= 0.12
+
+
+@pytest.mark.parametrize("measured", [
+    Measured(run("100 0 100 0 100 0", 72, 1, 512, 32, "opt-6.7b", compress_weight=True, compress_cache=True), 29.12),
+    Measured(run("0 100 0 100 0 100", 64, 8, 512, 32, "opt-30b", compress_cache=True), 8.38),
+    Measured(run("0 100 0 100 0 100", 48, 3, 512, 32, "opt-175b", compress_weight=True, compress_cache=True,
+                 pin_weight=False), 1.12),
+])
+def test_flexgens_compressed_runs_are_predicted_too(measured):
+    """Published in FlexGen's benchmark/batch_size_table.md; settings in its bench_suite.py."""
+    assert abs(error(measured, T4_GCP)) <= 0.25
+
+
+@st.composite
+def any_run(draw, model="opt-1.3b"):
+    gpu = draw(st.integers(0, 100))
+    cpu = draw(st.integers(0, 100 - gpu))
+    cache = draw(st.sampled_from(["100 0", "0 100", "0 0", "50 50"]))
+    return run(
+        f"{gpu} {cpu} {cache} {draw(st.sampled_from(['100 0', '0 100']))}", batch=draw(st.integers(1, 64)),
+        batches=draw(st.integers(1, 4)), prompt_len=draw(st.sampled_from([7, 128, 700])),
+        gen_len=draw(st.sampled_from([1, 2, 3, 16])), model=model, compress_weight=draw(st.booleans()),
+        compress_cache=cache != "50 50" and draw(st.booleans()), overlap=draw(st.booleans()),
+        cpu_cache_compute=draw(st.booleans()), pin_weight=draw(st.booleans()),
+    )
+
+
+@given(any_run(), st.sampled_from([T4_COLAB, T4_GCP]))
+@budget(max_examples=100, deadline=None)
+def test_bounds_bracket_the_value_and_passes_add_up(settings, profile):
+    prediction = predict(settings, profile)
+    lowest, highest = prediction.total_throughput_tok_s_bounds
+    assert lowest <= prediction.total_throughput_tok_s * (1 + 1e-9)
+    assert prediction.total_throughput_tok_s <= highest * (1 + 1e-9)
+    assert len(prediction.decode_pass_latencies_s) == settings.workload.gen_len - 1
+    assert prediction.total_throughput_tok_s == pytest.approx(
+        settings.workload.generated_tokens / prediction.total_latency_s
+    )
+    assert prediction.terms_s[prediction.bottleneck] == max(prediction.terms_s.values())
+    assert set(prediction.terms_s) == set(TERMS)
+
+
+@given(any_run())
+@budget(max_examples=100, deadline=None)
+def test_what_does_not_overlap_takes_no_less(settings):
+    alone = settings.model_copy(update={"overlap": False})
+    beside = settings.model_copy(update={"overlap": True})
+    assert predict(alone, T4_COLAB).total_throughput_tok_s <= predict(beside, T4_COLAB).total_throughput_tok_s * 1.001
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+@budget(max_examples=100, deadline=None)
+def test_more_on_a_slow_disk_is_never_faster(one, other, gpu_share):
+    """Of what is not on disk, `gpu_share` percent is on the GPU and the rest on the CPU."""
+    less, more = sorted((one, other))
+    throughputs = []
+    for disk in (less, more):
+        gpu = (100 - disk) * gpu_share // 100
+        settings = run(f"{gpu} {100 - disk - gpu} 100 0 100 0")
+        throughputs.append(predict(settings, T4_COLAB).total_throughput_tok_s)
+    assert throughputs[1] <= throughputs[0] * (1 + 1e-9)
+
+
+def test_splits_with_one_placement_have_one_prediction():
+    model = models.resolve("opt-1.3b")
+    splits = [(gpu, 100 - gpu) for gpu in range(101)]
+    placements = {place(model, *split, False).layers for split in splits}
+    predictions = {id(predict(run(f"{gpu} {cpu} 100 0 100 0"), T4_COLAB)) for gpu, cpu in splits}
+    assert len(predictions) == len(placements) < len(splits)
+
+
+def test_the_page_cache_serves_what_fits_in_the_ram_that_is_left():
+    roomy = T4_COLAB.model_copy(update={"host_ram_gib": 64.0})
+    settings = run("0 0 100 0 100 0")
+    cached = predict(settings, roomy)
+    assert cached.page_cache_serves_disk and cached.terms_s["disk"] == 0
+    assert cached.total_throughput_tok_s > 5 * predict(settings, T4_COLAB).total_throughput_tok_s
+    cold = predict(run("0 0 100 0 100 0", page_cache="cold"), roomy)
+    assert not cold.page_cache_serves_disk
+    assert cold.total_throughput_tok_s == pytest.approx(predict(settings, T4_COLAB).total_throughput_tok_s)
+
+
+def test_what_flexgen_projects_is_near_what_it_runs():
+    settings = run("0 100 100 0 100 0")
+    projected = predict(settings.model_copy(update={"debug_mode": "fewer_batch"}), T4_COLAB)
+    assert projected.total_throughput_tok_s == pytest.approx(
+        predict(settings, T4_COLAB).total_throughput_tok_s, rel=0.15
+    )
+    alone = predict(settings.model_copy(update={"debug_mode": "breakdown"}), T4_COLAB)
+    assert alone.total_throughput_tok_s < projected.total_throughput_tok_s
+
+
+def test_decode_slows_down_as_the_cache_grows():
+    seconds, _, _ = latencies(run("100 0 0 100 100 0", batch=64, gen_len=32), T4_COLAB)
+    assert all(later >= earlier for earlier, later in pairwise(seconds[1:]))
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", machine_profiles.PROFILES.values(), ids=lambda profile: profile.name)
+def test_each_number_of_a_profile_has_a_source(profile):
+    assert set(profile.sources) == set(numbers())
+    assert all(profile.sources.values())
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(T4_COLAB.model_copy(update={"name": "mine"}).model_dump_json())
+    mine = load(str(file))
+    assert mine.name == "mine"
+    settings = run("0 0 100 0 100 0")
+    assert predict(settings, mine).total_latency_s == predict(settings, T4_COLAB).total_latency_s
+
+
+@pytest.mark.parametrize("change, complaint", [
+    ({"disk_gb_s": -1.0}, "disk_gb_s=-1.0: "),
+    ({"disk_gb_s": "fast"}, "disk_gb_s='fast': "),
+    ({"h2d_gb_s": None}, "h2d_gb_s=None: "),
+    ({"disk_gbps": 1.0}, "disk_gbps=1.0: "),
+])
+def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(json.loads(T4_COLAB.model_dump_json()) | change))
+    with pytest.raises(Refused, match=r"profile\.json") as refusal:
+        load(str(file))
+    assert complaint in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text, complaint", [
+    ("", "not a readable JSON file"), ("{", "not a readable JSON file"), ("[1]", "instead of a JSON object"),
+    ('{"name": "half"}', "gpu_mem_gib is missing"), ("\xff", "not a readable JSON file"),
+])
+def test_a_file_that_is_no_profile_is_refused(tmp_path, text, complaint):
+    file = tmp_path / "profile.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(Refused, match=complaint) as refusal:
+        load(str(file))
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_profile_is_refused_with_the_choices():
+    with pytest.raises(Refused, match=r"'t5-colab'.*t4-colab, t4-gcp"):
+        load("t5-colab")
+
+
+CEILINGS = MachineCeilings(
+    machine=Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux"),
+    folder="/data", disk_read_gb_s=1.7, page_cache_read_gb_s=9.0, gpu_copy_gb_s=4200.0, host_to_device_gb_s=55.0,
+    device_to_host_gb_s=50.0, matmul_tflop_s=700.0, notes=(),
+)
+
+
+def test_measured_ceilings_make_a_profile():
+    profile = from_ceilings(CEILINGS)
+    assert set(profile.sources) == set(numbers())
+    assert (profile.disk_gb_s, profile.h2d_gb_s, profile.cublas_workspace_mib) == (1.7, 55.0, 32.0)
+    assert "not measured" in profile.sources["relay_gb_s"]
+    tesla = CEILINGS.model_copy(update={"machine": CEILINGS.machine.model_copy(update={"name": "Tesla T4"})})
+    assert from_ceilings(tesla).cublas_workspace_mib == 8.125
+
+
+def test_a_ceiling_that_was_not_measured_is_named():
+    with pytest.raises(Refused, match="disk_gb_s"):
+        from_ceilings(CEILINGS.model_copy(update={"disk_read_gb_s": None}))
+
+
+def test_calibration_refuses_what_it_cannot_tell_apart():
+    point = HAND_IN["q1-5"]
+    with pytest.raises(Refused, match="both show disk_gb_s"):
+        calibrate(T4_COLAB, [point, HAND_IN["q2-b1"]])
+    with pytest.raises(Refused, match="no disk_gb_s makes"):
+        calibrate(T4_COLAB, [Measured(point.settings, 1e6)])
+
+
+def test_a_calibrated_profile_gives_back_its_point():
+    measured = Measured(run("100 0 100 0 100 0"), 128.9)
+    profile = calibrate(MachineProfile(**dict(from_ceilings(CEILINGS))), [measured])
+    assert abs(error(measured, profile)) < 1e-3
