@@ -163,7 +163,7 @@ def _halves(file: Path, name: str, values: np.ndarray, is_bfloat16: bool) -> Cal
             with np.errstate(over="ignore"):
                 half = np.asarray(piece, np.float16)
             if not np.isfinite(half).all():
-                raise Refused(f"{file}: {name} has values that fp16 cannot hold (over 65,504, infinite or not a number)")
+                raise Refused(f"{file}: {name} has values fp16 cannot hold (over 65,504, infinite or not a number)")
             yield half
 
     return pieces

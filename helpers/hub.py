@@ -334,14 +334,15 @@ def _failure(error: BaseException, repo: str) -> dict[str, Any]:
         response = getattr(one, "response", None)
         status = getattr(response, "status_code", None)
         if status is not None and status >= 400:
-            return _failure_of_status(status, "GatedRepoError" in kinds, response.headers.get("Retry-After"), repo, host)
+            retry_after = response.headers.get("Retry-After")
+            return _failure_of_status(status, "GatedRepoError" in kinds, retry_after, repo, host)
     if any("Timeout" in kind for kind in kinds):
         return {"kind": "connection", "reason": f"no answer from {host} within {REQUEST_TIMEOUT_S:.0f} s"}
     if any(kind in ("ConnectError", "ConnectionError", "NetworkError") for kind in kinds):
         return {"kind": "connection", "reason": f"no connection to {host} ({first_line})"}
     if "RemoteProtocolError" in kinds:
         return {"kind": "connection", "reason": f"{host} cut the connection"}
-    if any(kind in ("JSONDecodeError", "FileMetadataError") for kind in kinds):
+    if any(kind in ("JSONDecodeError", "KeyError", "FileMetadataError") for kind in kinds):
         return {"kind": "final", "reason": f"{host} does not answer as the hub does (a proxy or login page?)"}
     return {"kind": "again", "reason": f"{type(error).__name__}: {first_line}"}
 
@@ -349,7 +350,8 @@ def _failure(error: BaseException, repo: str) -> dict[str, Any]:
 def _failure_of_status(status: int, gated: bool, retry_after: str | None, repo: str, host: str) -> dict[str, Any]:
     if status == 429:
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else None
-        return {"kind": "again", "reason": f"{host} answered 429, too many requests from this address", "wait_s": wait_s}
+        reason = f"{host} answered 429, too many requests from this address"
+        return {"kind": "again", "reason": reason, "wait_s": wait_s}
     if status >= 500 or status == 408:
         return {"kind": "again", "reason": f"{host} answered {status}, it is in trouble"}
     if gated or status == 403:
@@ -357,7 +359,7 @@ def _failure_of_status(status: int, gated: bool, retry_after: str | None, repo: 
     elif status == 401:
         reason = f"{host} answered 401, {repo} is not there, or not without a valid token (HF_TOKEN)"
     elif status == 404:
-        reason = f"{host} answered 404, it has no {repo}"
+        reason = f"{host} answered 404 for {repo}"
     else:
         reason = f"{host} answered {status}"
     return {"kind": "final", "reason": reason}

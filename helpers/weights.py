@@ -185,7 +185,8 @@ def _keep_whole(
 ) -> dict[str, Any]:
     """Make `target` hold every tensor of the model, from `open_source` where something is not there or broken.
 
-    `open_source` is given the provenance of what is to be repaired, or None. Returns the provenance. What was made from a source that `is_current` no longer knows is made anew.
+    `open_source` is given the provenance of what is to be repaired, or None. Returns the provenance. What was
+    made from a source that `is_current` no longer knows is made anew.
     """
     with _locked(target, say):
         _remove_leftovers(target)

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,7 +62,8 @@ class _Answer(BaseHTTPRequestHandler):
         fault = self._fault(path)
         if isinstance(fault, tuple):
             status, headers = fault
-            return self._send(status, b"{}", {"Content-Type": "application/json", **headers}, with_body)
+            body = b"<html>Log in</html>" if headers.get("Content-Type") == "text/html" else b"{}"
+            return self._send(status, body, {"Content-Type": "application/json", **headers}, with_body)
         if path.startswith(f"/api/models/{self.server.repo}"):
             return self._send(200, json.dumps(self._info()).encode(), {"Content-Type": "application/json"}, with_body)
         prefix = f"/{self.server.repo}/resolve/{COMMIT}/"
