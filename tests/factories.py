@@ -1,8 +1,10 @@
-"""What several tests start from: records with known figures, and the reference's points with some of them changed."""
+"""What several tests start from: small runs, records with known figures, the reference's points with some changed."""
 
 from __future__ import annotations
 
-from helpers import points
+from pathlib import Path
+
+from helpers import lab, points
 from helpers.results import DiskSeries, Machine, Repeat, RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.tables import REFERENCE
@@ -45,3 +47,29 @@ def changed(**rows):
         if change is not None:
             found.append(point.model_copy(update=change))
     return tuple(found)
+
+
+# Short enough that a run takes a second; the prompt is padded on the left.
+SMALL = Workload(gpu_batch_size=2, num_gpu_batches=1, prompt_len=16, gen_len=4)
+
+
+def mini(percent: str = "100 0 100 0 100 0", workload: Workload = SMALL, **options) -> RunSettings:
+    """Settings of a short run on the emulated GPU."""
+    fields = {"model": "opt-mini", "device": "emulated", "repeats": 1} | options
+    return RunSettings(split=OffloadSplit.parse(percent), workload=workload, **fields)
+
+
+def quiet(text: str) -> None:
+    """Where a test wants no messages."""
+
+
+def run_one(settings: RunSettings, output: Path, **options) -> RunRecord:
+    """One run as the laboratory makes it, a process of its own."""
+    (record,) = lab.run(settings, output, say=quiet, **options).records.values()
+    return record
+
+
+def done(record: RunRecord) -> RunRecord:
+    """The record, if its run has figures; what went wrong otherwise."""
+    assert record.failure is None, f"{record.failure.kind}: {record.failure.message}\n{record.failure.log_tail}"
+    return record

@@ -1,6 +1,6 @@
 """What FlexGen 0.1.8 needs mended to run here: each mend with its reason, all in one place.
 
-None of them changes what a run computes, or the schedule it computes it in.
+None of them changes what a run computes, or the schedule it computes it in, where FlexGen itself computes it right.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ def import_flexgen() -> types.ModuleType:
 
 def mend() -> None:
     """Mend FlexGen in this process, once."""
-    from flexgen import compression, pytorch_backend
+    from flexgen import compression, flex_opt, pytorch_backend
 
     index_with_tuples(compression)
     link_weights_on_disk(pytorch_backend)
+    finish_moves_to_and_from_disk(pytorch_backend)
+    gather_in_memory(pytorch_backend)
+    wait_where_nothing_overlaps(flex_opt)
 
 
 def index_with_tuples(compression: Any) -> None:
@@ -70,6 +73,58 @@ def link_weights_on_disk(pytorch_backend: Any) -> None:
             shutil.copy(filename, tensor.data)
 
     pytorch_backend.TorchTensor.load_from_np_file = load_from_np_file
+
+
+def finish_moves_to_and_from_disk(pytorch_backend: Any) -> None:
+    """`move` leaves the copy to a copy thread and deletes its source at once: activations on disk are gone before
+    they are copied. The copy is made here and now; what is moved is computed with next, so nothing could overlap it.
+    """
+    original = pytorch_backend.TorchTensor.move
+
+    def move(tensor: Any, dst: Any) -> Any:
+        disk = pytorch_backend.DeviceType.DISK
+        if tensor.device == dst or disk not in (tensor.device.device_type, dst.device_type):
+            return original(tensor, dst)
+        moved = dst.allocate(tensor.shape, pytorch_backend.torch_dtype_to_np_dtype[tensor.dtype])
+        pytorch_backend.map_to_torch_tensor(moved, None).copy_(pytorch_backend.map_to_torch_tensor(tensor, None))
+        tensor.delete()
+        return moved
+
+    pytorch_backend.TorchTensor.move = move
+
+
+def gather_in_memory(pytorch_backend: Any) -> None:
+    """Sparse attention copies chosen rows of the value cache, and names them by a tensor: `general_copy` asks
+    whether that tensor is true, which has no answer. Only its copy threads, for a cache on disk, know how to gather.
+    """
+    original = pytorch_backend.general_copy
+
+    def general_copy(dst: Any, dst_indices: Any, src: Any, src_indices: Any) -> None:
+        on_disk = src.device.device_type == pytorch_backend.DeviceType.DISK
+        if on_disk or not isinstance(src_indices, pytorch_backend.torch.Tensor):
+            original(dst, dst_indices, src, src_indices)
+            return
+        rows = src_indices.cuda() if src.data.is_cuda else src_indices
+        dst.data[dst_indices].copy_(pytorch_backend.vector_gather(src.data, rows))
+
+    pytorch_backend.general_copy = general_copy
+
+
+def wait_where_nothing_overlaps(flex_opt: Any) -> None:
+    """With `--overlap false` FlexGen asks for a layer and computes with it at once. What a copy thread brings (from
+    disk, and to host memory that is not pinned) is not there yet: the tokens are wrong, and the times too short.
+    """
+    for name in ("load_weight", "load_cache", "store_cache"):
+        setattr(flex_opt.OptLM, name, _then_wait(getattr(flex_opt.OptLM, name)))
+
+
+def _then_wait(original: Callable[..., None]) -> Callable[..., None]:
+    def and_wait(lm: Any, i: int, j: int, k: int, overlap: bool = True) -> None:
+        original(lm, i, j, k, overlap)
+        if not overlap:
+            lm.env.disk.synchronize()
+
+    return and_wait
 
 
 class CopyQueue:

@@ -1,0 +1,31 @@
+"""What every test has: a home of its own for weights and runs, on a disk, and no figures left in the user's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+from helpers import lab, machine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lab_home(tmp_path_factory):
+    """The laboratory's home for the whole session: opt-mini's weights are made once."""
+    with tempfile.TemporaryDirectory(dir=_folder_on_a_disk(tmp_path_factory.getbasetemp())) as home:
+        before = os.environ.get("OFFLOAD_LAB_HOME")
+        os.environ["OFFLOAD_LAB_HOME"] = home
+        yield home
+        if before is None:
+            del os.environ["OFFLOAD_LAB_HOME"]
+        else:
+            os.environ["OFFLOAD_LAB_HOME"] = before
+
+
+def _folder_on_a_disk(temporary):
+    """Where /tmp is memory, the disk tier would be refused there."""
+    if not machine.disk_of(temporary).is_memory:
+        return temporary
+    lab.DEFAULT_OUTPUT.mkdir(exist_ok=True)
+    return lab.DEFAULT_OUTPUT
