@@ -231,7 +231,8 @@ def test_every_byte_of_a_cold_file_is_seen(reader, cold_file, no_iostat):
     sampler = Sampler(cold_file.parent, gpu=False, interval_s=0.05)
     sampler.baseline(0.05)
     before = sampling.disk_counter(device)
-    sampler.start(reader.pid, time.monotonic())
+    sampler.follow(reader.pid)
+    sampler.start(time.monotonic())
     wait_until(lambda: len(sampler._disk._readings) > 2)  # an interval before the first read
     taken = reader.read(cold_file)
     samples = sampler.stop()
@@ -255,7 +256,8 @@ def test_a_read_from_the_page_cache_is_no_disk_read(cold_file):
 def test_another_process_on_the_same_disk_is_noted(reader, cold_file, no_iostat):
     other = Reader()
     sampler = Sampler(cold_file.parent, gpu=False, interval_s=0.05)
-    sampler.start(reader.pid, time.monotonic())
+    sampler.follow(reader.pid)
+    sampler.start(time.monotonic())
     other.read(cold_file)
     samples = sampler.stop()
     other.end()
@@ -265,7 +267,8 @@ def test_another_process_on_the_same_disk_is_noted(reader, cold_file, no_iostat)
 @pytest.mark.skipif(not disk.shutil.which("iostat"), reason="no iostat here")
 def test_the_installed_iostat_sees_a_cold_file(reader, cold_file):
     sampler = Sampler(cold_file.parent, gpu=False)
-    sampler.start(reader.pid, time.monotonic())
+    sampler.follow(reader.pid)
+    sampler.start(time.monotonic())
     iostat = sampler._disk._iostat
     reader.read(cold_file)
     wait_until(lambda: len(iostat.rates) >= 2)
@@ -328,7 +331,8 @@ def fake_iostat(tmp_path, monkeypatch, fake_disk):
 def sampled(fake_disk, until=lambda sampler: True) -> Samples:
     """A run of this process, with 4 MiB read from the fake disk at its end."""
     sampler = Sampler(Path("/"), gpu=False, interval_s=0.01)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     wait_until(lambda: until(sampler))
     fake_disk(26, 14 * MIB)
     return sampler.stop()
@@ -395,7 +399,8 @@ def test_counters_that_count_nothing_are_unknown_not_zero(fake_disk):
     assert disk.disk_counter("vda") is None
     sampler = Sampler(Path("/"), gpu=False)
     sampler.baseline(0)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     samples = sampler.stop()
     assert samples.disk is None
     assert any("unknown" in note and "zero" in note for note in samples.notes)
@@ -403,7 +408,8 @@ def test_counters_that_count_nothing_are_unknown_not_zero(fake_disk):
 
 def test_a_disk_that_vanishes_midway_keeps_what_was_sampled(fake_disk):
     sampler = Sampler(Path("/"), gpu=False, interval_s=0.005)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     wait_until(lambda: len(sampler._disk._readings) > 3)
     fake_disk.path.write_text("")
     wait_until(lambda: "disk reads" not in sampler._live)
@@ -417,7 +423,8 @@ def test_without_diskstats_psutil_is_asked(fake_disk, monkeypatch):
     counts = namedtuple("sdiskio", "read_count write_count read_bytes write_bytes")(5, 0, 5 * MIB, 0)
     monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk, nowrap: {"vda": counts})
     sampler = Sampler(Path("/"), gpu=False, interval_s=0.01)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     wait_until(lambda: len(sampler._disk._readings) > 2)
     samples = sampler.stop()
     assert samples.disk.source == "psutil"
@@ -451,7 +458,8 @@ def test_a_folder_in_memory_has_no_disk_series():
 def sampled_in(folder: Path) -> Samples:
     sampler = Sampler(folder, gpu=False)
     sampler.baseline(0)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     return sampler.stop()
 
 
@@ -459,7 +467,8 @@ def test_a_process_that_is_gone_is_a_note(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     sampler = Sampler(tmp_path, gpu=False)
-    sampler.start(child.pid, time.monotonic())
+    sampler.follow(child.pid)
+    sampler.start(time.monotonic())
     samples = sampler.stop()
     assert samples.host is None
     assert any(str(child.pid) in note for note in samples.notes)
@@ -504,7 +513,8 @@ def test_host_memory_is_the_sum_over_the_tree():
 def test_gpu_memory_is_sampled_or_its_absence_noted(tmp_path):
     sampler = Sampler(tmp_path, gpu=True)
     sampler.baseline(0)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     samples = sampler.stop()
     if machine.cuda_available():
         assert samples.gpu.what == "device memory in use by all processes (NVML)"
@@ -559,7 +569,8 @@ def driver(monkeypatch):
 def gpu_sampled(driver: Driver, processes_during: set[int]) -> Samples:
     sampler = Sampler(Path("/dev/shm"), gpu=True, interval_s=0.005)
     sampler.baseline(0)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     driver.processes["GPU-b"] = processes_during
     driver.used_gib["GPU-b"] = 5.0
     samples = sampler.stop()
@@ -593,7 +604,8 @@ def test_a_driver_that_will_not_list_processes_is_unknown_not_zero(driver, monke
 
 def test_a_gpu_that_is_lost_during_the_run_keeps_what_was_sampled(driver, monkeypatch):
     sampler = Sampler(Path("/dev/shm"), gpu=True, interval_s=0.005)
-    sampler.start(os.getpid(), time.monotonic())
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic())
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", driver.refuse)
     samples = sampler.stop()
     assert samples.gpu.peak_gib == 1.0 and driver.open == 0
@@ -611,6 +623,7 @@ def test_hidden_gpus_are_a_note_too(tmp_path, monkeypatch):
 
 def test_times_count_from_the_runs_start(tmp_path):
     sampler = Sampler(tmp_path, gpu=False)
-    sampler.start(os.getpid(), time.monotonic() - 1000)
+    sampler.follow(os.getpid())
+    sampler.start(time.monotonic() - 1000)
     times = sampler.stop().host.time_s
     assert all(1000 <= t < 1100 and math.isfinite(t) for t in times)

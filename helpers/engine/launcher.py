@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from helpers.weights import Weights
 
 LOG_TAIL_LINES = 30
+PARENT_CHECK_S = 1.0
 OWNER_FILE = "owner"  # in a run's folder: the process it belongs to, by id and start time
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,62 +90,92 @@ def run(
     outcome = Outcome.now()
     began_s = time.monotonic()
     with _run_folder(offload_root) as folder:
-        offload_dir = folder / "offload"
-        offload_dir.mkdir()
-        sampler = Sampler(offload_dir, gpu=settings.device == "cuda")
+        sampler = Sampler(folder, gpu=settings.device == "cuda")
         sampler.baseline()
         origin_s = time.monotonic()
-        job = worker.Job(
-            settings_json=settings.model_dump_json(),
-            model=settings.opt_model,
-            weights_path=weights.path,
-            prompt_ids=weights.prompt_ids,
-            offload_dir=offload_dir,
-            log_path=folder / "log",
-            disk_device=machine.disk_of(offload_dir).device,
-            emulation=EMULATED_T4 if settings.device == "emulated" else None,
-            origin_s=origin_s,
-            repeat_budget_s=repeat_budget_s,
-        )
-        warm_server()
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
-        with _quiet_main_module():
-            process.start()
-        theirs.close()
+        sampler.start(origin_s)
         try:
-            sampler.start(process.pid, origin_s)
-            _listen(ours, origin_s + limit_s, outcome, on_phase)
+            while _wants_another(outcome, settings.repeats, repeat_budget_s):
+                _measure_once(settings, weights, folder, sampler, origin_s, limit_s, outcome, on_phase)
         finally:
-            _end(process)
             outcome.samples = sampler.stop()
             outcome.duration_s = time.monotonic() - began_s
-            ours.close()
-        if not outcome.result and outcome.failure is None:
-            outcome.failure = _death(process.exitcode, offload_dir, settings)
-        if outcome.failure:
-            tail = _tail(folder / "log")
-            outcome.failure = outcome.failure.model_copy(update={"log_tail": tail})
     return outcome
 
 
-def _listen(pipe: Connection, deadline_s: float, outcome: Outcome, on_phase: Callable[[str], None]) -> None:
+def _wants_another(outcome: Outcome, repeats: int, budget_s: float) -> bool:
+    measured_s = sum(repeat.ended_s - repeat.started_s for repeat in outcome.repeats)
+    return outcome.failure is None and len(outcome.repeats) < repeats and (not measured_s or measured_s < budget_s)
+
+
+def _measure_once(
+    settings: RunSettings,
+    weights: Weights,
+    folder: Path,
+    sampler: Sampler,
+    origin_s: float,
+    limit_s: float,
+    outcome: Outcome,
+    on_phase: Callable[[str], None],
+) -> None:
+    """One generation in a process of its own, added to the outcome."""
+    offload_dir = folder / "offload"
+    offload_dir.mkdir()
+    outcome.result = {}
+    job = worker.Job(
+        settings_json=settings.model_dump_json(),
+        model=settings.opt_model,
+        weights_path=weights.path,
+        prompt_ids=weights.prompt_ids,
+        offload_dir=offload_dir,
+        log_path=folder / "log",
+        disk_device=machine.disk_of(offload_dir).device,
+        emulation=EMULATED_T4 if settings.device == "emulated" else None,
+        origin_s=origin_s,
+    )
+    warm_server()
+    began_s = time.monotonic()
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
+    with _quiet_main_module():
+        process.start()
+    theirs.close()
+    try:
+        sampler.follow(process.pid)
+        _listen(ours, began_s - origin_s, began_s + limit_s, outcome, on_phase)
+    finally:
+        _end(process)
+        ours.close()
+    if not outcome.result and outcome.failure is None:
+        outcome.failure = _death(process.exitcode, offload_dir, settings)
+    if outcome.failure:
+        outcome.failure = outcome.failure.model_copy(update={"log_tail": _tail(folder / "log")})
+    shutil.rmtree(offload_dir, ignore_errors=True)
+
+
+def _listen(
+    pipe: Connection, since_s: float, deadline_s: float, outcome: Outcome, on_phase: Callable[[str], None]
+) -> None:
     """Take what the worker says until it has done, failed, died or run out of time."""
-    phase, since_s = "start", 0.0
+    phase = "start"
+    parent = os.getppid()
     while True:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not pipe.poll(left_s):
+        if time.monotonic() >= deadline_s:
             outcome.failure = Failure(
                 kind="timeout", message=f"still in phase '{phase}' at its time limit; ended"
             )
             return
+        if "JPY_PARENT_PID" in os.environ and os.getppid() != parent:
+            raise KeyboardInterrupt  # a notebook's kernel outlived the program that ran the notebook
+        if not pipe.poll(PARENT_CHECK_S):
+            continue
         try:
             what, *content = pipe.recv()
         except (EOFError, OSError):
             return  # it died: the exit code says how
         if what == "phase":
             name, moment_s = content
-            outcome.phases_s[phase] = moment_s - since_s
+            outcome.phases_s[phase] = outcome.phases_s.get(phase, 0.0) + moment_s - since_s
             phase, since_s = name, moment_s
             on_phase(name)
         elif what == "repeat":

@@ -18,7 +18,8 @@ __all__ = ["Sampler", "disk_counter", "own_read_bytes"]
 
 
 class Sampler:
-    """Samples beside one run: `baseline()` before it, `start()`, `stop()` once, whatever became of the run.
+    """Samples beside one run: `baseline()` before it, `start()`, `follow()` each of its processes, `stop()` once,
+    whatever became of the run.
 
     Nothing here raises: what this machine cannot give, or what breaks, becomes a note of the Samples, and what
     was sampled until then is kept.
@@ -44,15 +45,20 @@ class Sampler:
         if self._disk:
             self._attempt("disk reads before the run", self._disk.baseline, seconds)
 
-    def start(self, pid: int, origin_s: float) -> None:
-        """Sample a run by its process id until stop(); `origin_s`, of time.monotonic(), is zero in the series."""
+    def start(self, origin_s: float) -> None:
+        """Sample until stop(); `origin_s`, of time.monotonic(), is zero in the series."""
         self._origin_s = origin_s
-        self._root = self._attempt("processes of the run", psutil.Process, pid)
         if self._disk:
             self._attempt("disk reads by iostat", self._disk.start)
         self._sample()
         self._thread = threading.Thread(target=self._loop, name="sampler", daemon=True)
         self._attempt("anything after the start", self._thread.start)
+
+    def follow(self, pid: int) -> None:
+        """The run is now this process, and its children."""
+        self._root = self._attempt("processes of the run", psutil.Process, pid)
+        if self._disk:
+            self._disk.next_process()
 
     def stop(self) -> Samples:
         """End the sampling; all that was sampled."""

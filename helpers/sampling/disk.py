@@ -231,7 +231,8 @@ class DiskReads:
         self._idle_read_kib_per_s: float | None = None
         self._iostat: Iostat | None = None
         self._readings: list[Reading] = []
-        self._run_reads: list[tuple[int, int]] = []  # bytes by the run's processes, bytes by the device
+        # Per process of the run, in time: bytes by it and its children, bytes by the device.
+        self._run_reads: list[list[tuple[int, int]]] = [[]]
         self.notes: list[str] = []
 
     def baseline(self, seconds: float) -> None:
@@ -253,7 +254,11 @@ class DiskReads:
         self._readings.append(reading)
         run_bytes = _read_by(processes)
         if run_bytes is not None:
-            self._run_reads.append((run_bytes, reading.read_bytes))
+            self._run_reads[-1].append((run_bytes, reading.read_bytes))
+
+    def next_process(self) -> None:
+        """The run goes on in another process, whose reads count from zero."""
+        self._run_reads.append([])
 
     def series(self, origin_s: float, interval_s: float) -> DiskSeries | None:
         """All that was sampled; stops iostat. None, with a note, where the device's counters count nothing."""
@@ -266,7 +271,7 @@ class DiskReads:
                 f"disk reads unknown: every counter of {self._disk.device} in {self._source} is zero since boot"
             )
             return None
-        if others := read_by_others(self._run_reads):
+        if others := sum(map(read_by_others, self._run_reads)):
             self.notes.append(
                 f"{self._disk.device} gave {others / MIB:,.0f} MiB more than this run took from it: "
                 "something else read it too"
