@@ -159,6 +159,8 @@ class RunSettings(Frozen):
     attn_sparsity: Annotated[float, Field(gt=0, le=1)] = 1.0
     debug_mode: Literal["breakdown", "fewer_batch"] | None = None
     page_cache: Literal["natural", "cold"] = "natural"
+    disk_reader: Literal["stock", "direct"] = "stock"
+    copy_buffer: Literal["stock", "fit"] = "stock"
     repeats: Count = 3
 
     @field_validator("model")
