@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,20 @@ def _parser() -> argparse.ArgumentParser:
     place.add_argument("--compress-weight", action="store_true")
     place.add_argument("--json", action="store_true")
     place.set_defaults(command=_place)
+
+    predict = commands.add_parser("predict", help="memory and time of a run on a machine, without running it")
+    _add_settings(predict)
+    predict.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine profile")
+    predict.add_argument("--json", action="store_true")
+    predict.set_defaults(command=_predict)
+
+    search = commands.add_parser("search", help="the fastest setting that fits a machine")
+    search.add_argument("--model", default="opt-1.3b")
+    search.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine profile")
+    search.add_argument("--prompt-len", type=int, default=128)
+    search.add_argument("--gen-len", type=int, default=16)
+    search.add_argument("--json", action="store_true")
+    search.set_defaults(command=_search)
 
     analyze = commands.add_parser("analyze", help="tables, plots and answers from figures alone")
     analyze.add_argument("file", metavar="RESULTS", help="a .jsonl log, or a .csv with the reference's columns")
@@ -182,11 +197,7 @@ def _measure(options: argparse.Namespace) -> int:
         "command": record.command,
         "reason": record.failure.message if record.failure else None,
     }
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        for name, figure in figures.items():
-            print(f"{name:26} {figure}")
+    _print(figures, options.json)
     if record.failure and record.failure.kind == "refused":
         return REFUSED
     return FAILED if record.failure else DONE
@@ -210,6 +221,79 @@ def _place(options: argparse.Namespace) -> int:
             f"achieved {achieved[f'{tier}_percent']:5.1f} %   {achieved[f'{tier}_gib']:.3f} GiB"
         )
     return DONE
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from helpers import machine_profiles, time_model
+
+    profile = machine_profiles.load(options.machine)
+    settings = _settings(options, "cuda")
+    found = time_model.predict(settings, profile)
+    figures = {
+        "kind": "predicted",
+        "machine": profile.name,
+        "model": settings.model,
+        "percent": str(settings.split),
+        "fits": found.fits,
+        "total_throughput_tok_s": found.total_throughput_tok_s,
+        "total_throughput_tok_s_bounds": list(found.total_throughput_tok_s_bounds),
+        "prefill_latency_s": found.prefill_latency_s,
+        "decode_latency_s": found.decode_latency_s,
+        "total_latency_s": found.total_latency_s,
+        "bottleneck": found.bottleneck,
+        "terms_s": found.terms_s,
+        "peak_gpu_mem_gib": found.peak_gpu_mem_gib,
+        "peak_gpu_mem_gib_range": list(found.peak_gpu_mem_gib_range),
+        "host_mem_gib": found.host_mem_gib,
+        "page_cache_serves_disk": found.page_cache_serves_disk,
+        "command": shlex.join(settings.flexgen_arguments()),
+    }
+    _print(figures, options.json)
+    return DONE
+
+
+def _search(options: argparse.Namespace) -> int:
+    from helpers import machine_profiles, search
+
+    profile = machine_profiles.load(options.machine)
+    found = search.best(options.model, profile, options.prompt_len, options.gen_len)
+    choices = [
+        {
+            "percent": str(choice.settings.split),
+            "gpu_batch_size": choice.settings.workload.gpu_batch_size,
+            "num_gpu_batches": choice.settings.workload.num_gpu_batches,
+            "compress_weight": choice.settings.compress_weight,
+            "compress_cache": choice.settings.compress_cache,
+            "cpu_cache_compute": choice.settings.cpu_cache_compute,
+            "total_throughput_tok_s": choice.prediction.total_throughput_tok_s,
+            "peak_gpu_mem_gib": choice.prediction.peak_gpu_mem_gib,
+            "host_mem_gib": choice.prediction.host_mem_gib,
+            "bottleneck": choice.prediction.bottleneck,
+            "command": choice.command,
+        }
+        for choice in (found.best, *found.runners_up)
+    ]
+    if options.json:
+        print(json.dumps({
+            "kind": "predicted", "machine": profile.name, "model": options.model, "compared": found.compared,
+            "limit": found.limit, "best": choices[0], "runners_up": choices[1:],
+        }))
+        return DONE
+    print(f"predicted for {profile.name}, the best of {found.compared:,} settings that fit; {found.limit}")
+    for choice in choices:
+        print(
+            f"{choice['total_throughput_tok_s']:9.2f} token/s  {choice['peak_gpu_mem_gib']:7.2f} GiB GPU  "
+            f"{choice['host_mem_gib']:7.2f} GiB host  {choice['bottleneck']:16}  {choice['command']}"
+        )
+    return DONE
+
+
+def _print(figures: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        for name, figure in figures.items():
+            print(f"{name:30} {figure}")
 
 
 def _analyze(options: argparse.Namespace) -> int:
