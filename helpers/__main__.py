@@ -163,9 +163,16 @@ def _run(options: argparse.Namespace) -> int:
     runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh)
     for one in runs:
         _say(f"{'FAIL' if one.error else 'ok':4} {one.executed.name}  {one.duration_s:.0f} s  {one.error}".rstrip())
-    written = suite.write_report(output)
-    _say(f"report: {next(path for path in written if path.suffix == '.html')}")
-    return FAILED if any(one.error for one in runs) else DONE
+    missing = lab.without_figures(plan, output)
+    if missing:
+        _say(f"no figures for {', '.join(missing)}: the tables say why")
+    try:
+        written = suite.write_report(output)
+        _say(f"report: {next(path for path in written if path.suffix == '.html')}")
+    except Refused as refused:  # something was started: what came of it is not refused, it failed
+        _say(f"no report: {refused}")
+        return FAILED
+    return FAILED if missing or any(one.error for one in runs) else DONE
 
 
 def _measure(options: argparse.Namespace) -> int:

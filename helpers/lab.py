@@ -15,7 +15,7 @@ from typing import Literal
 from tqdm.auto import tqdm
 
 from helpers import machine, weights
-from helpers.engine import launcher
+from helpers.engine import launcher, worker
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.placement import Placement, place
@@ -65,8 +65,8 @@ def run(
     """Run each of the named settings that has no result yet, one process a run, and record what comes of it.
 
     A result is known if the log has a finished one for the same settings, machine and method; `fresh` asks for
-    new ones. A run that fails is a record that says why, and the others go on. An interrupt ends the run at hand
-    and is raised; what was measured before stays.
+    new ones. A run that fails is a record that says why, and the others go on. An interrupt ends the run at hand,
+    which is a record too, and is raised. Raises Refused if the log cannot be written, before anything runs.
     """
     named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
     wanted = list(named.values())
@@ -78,6 +78,7 @@ def run(
 
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
     if todo:
+        check_writable(log.path)
         launcher.warm_server()
     bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
     with bar:
@@ -92,7 +93,25 @@ def run(
             bar.update()
             if record.failure:
                 say(f"{describe(one)}: {record.failure.kind}: {record.failure.message}")
+                if record.failure.kind == "interrupted":
+                    raise KeyboardInterrupt
     return Sweep({name: known[key] for name, key in zip(named, keys)})
+
+
+def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) -> list[str]:
+    """The names of those settings that have no finished result in the output folder, by this machine and method."""
+    finished = {record.key for record in Log(Path(output_dir) / LOG_NAME) if record.status == "done"}
+    return [name for name, one in named.items() if run_key(one, describe_machine(one.device)) not in finished]
+
+
+def check_writable(path: Path) -> None:
+    """Make a file's folder, and the file. Raises Refused if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise Refused(f"{path} cannot be written ({error.strerror}); choose another output folder") from error
 
 
 def run_key(settings: RunSettings, where: Machine) -> str:
@@ -139,9 +158,8 @@ def _run_one(
         )
     except Refused as error:
         outcome, failure = launcher.Outcome.now(), Failure(kind="refused", message=str(error))
-    except OSError as error:
-        outcome = launcher.Outcome.now()
-        failure = Failure(kind="disk_full" if error.errno == 28 else "error", message=str(error))
+    except Exception as error:  # of whatever kind: this run has failed, the others go on
+        outcome, failure = launcher.Outcome.now(), worker.failure_of(error)
     failure = failure or outcome.failure
     placed = _placement(settings)
     return RunRecord(
@@ -172,6 +190,8 @@ def _refuse_what_cannot_run(settings: RunSettings, where: Machine, root: Path) -
     work, model = settings.workload, settings.opt_model
     if where.gpu_mem_gib is not None:
         cache = model.kv_cache_bytes(work.effective_batch, work.prompt_len, work.gen_len)
+        if settings.compress_cache:
+            cache /= 4  # 4 bits of 16, and some more for the scales
         on_gpu = cache * settings.split.cache_gpu / 100 + _placement(settings).bytes_by_tier["gpu"]
         if on_gpu / 2**30 > where.gpu_mem_gib:
             raise Refused(
@@ -179,7 +199,10 @@ def _refuse_what_cannot_run(settings: RunSettings, where: Machine, root: Path) -
                 f"{where.gpu_mem_gib:.1f} GiB: take a smaller batch, or put less on the GPU"
             )
     disk = machine.disk_of(root)
-    if disk.is_memory and _placement(settings).bytes_by_tier["disk"]:
+    split = settings.split
+    activations_disk = 100 - split.activations_gpu - split.activations_cpu
+    on_disk = _placement(settings).bytes_by_tier["disk"] or split.cache_disk or activations_disk
+    if disk.is_memory and on_disk:
         raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
 
 

@@ -41,12 +41,14 @@ def run(
     """Run the named notebooks, one after another; one that fails is kept and does not stop the others.
 
     `fresh` sets the results so far aside (nothing is deleted) and measures anew. Raises Refused, before anything
-    starts, for a notebook there is none of or a parameter that one of them does not have.
+    starts, for a notebook there is none of, a parameter that one of them does not have, or an output folder that
+    cannot be written.
     """
     for name in names:
         if name not in NOTEBOOKS:
             raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
         _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
+    lab.check_writable(output_dir / lab.LOG_NAME)
     if fresh:
         _set_results_aside(output_dir)
     folder = output_dir / "notebooks"

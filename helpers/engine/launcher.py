@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
+SERVER_GONE = 255  # multiprocessing's exit code of a process whose fork server is no more
+SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
 OWNER_FILE = "owner"  # in a run's folder: the process it belongs to, by id and start time
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,8 +86,8 @@ def run(
     repeat_budget_s: float,
     on_phase: Callable[[str], None] = lambda name: None,
 ) -> Outcome:
-    """One run, start to end. Whatever happens in it is in the Outcome; only an interrupt is raised, after the
-    run has been ended.
+    """One run, start to end. Whatever happens in it is in the Outcome, an interrupt too: it ends the run, and what
+    was measured before it is kept.
     """
     outcome = Outcome.now()
     began_s = time.monotonic()
@@ -97,6 +99,10 @@ def run(
         try:
             while _wants_another(outcome, settings.repeats, repeat_budget_s):
                 _measure_once(settings, weights, folder, sampler, origin_s, limit_s, outcome, on_phase)
+        except KeyboardInterrupt:
+            outcome.failure = Failure(kind="interrupted", message="interrupted; ended")
+        except Exception as error:
+            outcome.failure = worker.failure_of(error)
         finally:
             outcome.samples = sampler.stop()
             outcome.duration_s = time.monotonic() - began_s
@@ -137,15 +143,16 @@ def _measure_once(
     began_s = time.monotonic()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
-    with _quiet_main_module():
-        process.start()
-    theirs.close()
     try:
+        with _quiet_main_module():
+            process.start()
+        theirs.close()
         sampler.follow(process.pid)
         _listen(ours, began_s - origin_s, began_s + limit_s, outcome, on_phase)
     finally:
         _end(process)
-        ours.close()
+        ours.close()  # one that was interrupted while it started finds nobody to talk to, and ends
+        theirs.close()
     if not outcome.result and outcome.failure is None:
         outcome.failure = _death(process.exitcode, offload_dir, settings)
     if outcome.failure:
@@ -198,6 +205,8 @@ def _as_tuples(value: Any) -> Any:
 
 def _end(process: Any) -> None:
     """End the run's whole process group, and wait for it: the GPU and its memory are free afterwards."""
+    if process.pid is None:
+        return
     process.join(timeout=1)  # one that has said its last ends by itself
     try:
         group = os.getpgid(process.pid)
@@ -227,6 +236,8 @@ def _death(exit_code: int | None, offload_dir: Path, settings: RunSettings) -> F
                 f"{allowance.total_bytes / 2**30:.1f} GiB ({allowance.total_limited_by}), and FlexGen pins 8 GiB of it"
             ),
         )
+    if exit_code == SERVER_GONE:
+        return Failure(kind="killed", message="ended with the process that runs are forked from, which was killed")
     if exit_code is not None and exit_code < 0:
         return Failure(kind="killed", message=f"ended by signal {signal.Signals(-exit_code).name}")
     return Failure(kind="error", message=f"ended with exit code {exit_code} and without a result")
@@ -262,9 +273,11 @@ def remove_leftovers(root: Path) -> list[Path]:
     for owner in root.glob(f"run-*/{OWNER_FILE}"):
         try:
             pid, created = owner.read_text().split()
-            alive = psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).create_time() == float(created)
-        except (OSError, ValueError, psutil.NoSuchProcess):
+            alive = abs(psutil.Process(int(pid)).create_time() - float(created)) < SAME_START_S
+        except (ValueError, psutil.NoSuchProcess):
             alive = False
+        except (OSError, psutil.Error):
+            alive = True  # another user's, or just being removed
         if not alive:
             shutil.rmtree(owner.parent, ignore_errors=True)
             gone.append(owner.parent)

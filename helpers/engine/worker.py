@@ -25,6 +25,7 @@ from helpers.engine import mends
 from helpers.engine.emulation import EmulationProfile
 from helpers.engine.page_cache import ColdReads, drop
 from helpers.models import OptModel
+from helpers.results import Failure
 from helpers.sampling import disk_counter, own_read_bytes
 from helpers.settings import RunSettings
 
@@ -57,9 +58,12 @@ def main(job: Job, pipe: Connection) -> None:
     told = threading.Lock()
 
     def tell_failure(error: BaseException) -> None:
-        if told.acquire(blocking=False):  # the first error is the cause, those after it are its noise
+        if not told.acquire(blocking=False):
+            threading.Event().wait()  # the first error is the cause, those after it are its noise: it ends all threads
+        try:
             traceback.print_exception(error)
             pipe.send(("failed", {"kind": kind_of(error), "message": one_line(error)}))
+        finally:
             os._exit(1)
 
     # FlexGen's copy threads die silently, and the run then waits for them for ever.
@@ -69,6 +73,12 @@ def main(job: Job, pipe: Connection) -> None:
     except BaseException as error:
         tell_failure(error)
     os._exit(0)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An error as a record tells it: its kind, itself in one line, and where it came from."""
+    where = "".join(traceback.format_exception(error))
+    return Failure(kind=kind_of(error), message=one_line(error), log_tail=where.rstrip())
 
 
 def kind_of(error: BaseException) -> str:
