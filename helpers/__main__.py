@@ -85,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     analyze.add_argument("file", metavar="RESULTS", help="a .jsonl log, or a .csv with the reference's columns")
     analyze.add_argument("--output", required=True, metavar="DIR")
     analyze.set_defaults(command=_analyze)
+
+    doctor = commands.add_parser("doctor", help="is this machine ready? one line a check")
+    doctor.add_argument("--json", action="store_true")
+    doctor.set_defaults(command=_doctor)
     return parser
 
 
@@ -309,6 +313,18 @@ def _analyze(options: argparse.Namespace) -> int:
     for path in report.analyze(options.file, options.output):
         print(path)
     return DONE
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from helpers import doctor
+
+    checks = doctor.check()
+    report = doctor.as_json(checks)
+    if options.json:
+        print(json.dumps(report))
+    else:
+        print(*checks, sep="\n")
+    return DONE if report["ready"] else FAILED
 
 
 def _say(text: str) -> None:
