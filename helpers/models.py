@@ -99,13 +99,17 @@ class OptModel:
 
 # Small enough that a CPU plays the GPU in a few milliseconds a pass.
 EMULATED_MODEL = OptModel("opt-mini", num_layers=4, hidden_size=256, num_heads=4, vocab_size=1024)
+# Layers as wide as OPT-1.3B's, few of them: short runs that show a machine's rates.
+PROBE_MODEL = OptModel("opt-probe", num_layers=3, hidden_size=2048, num_heads=32, vocab_size=1024)
+# These exist here only: no hub has them.
+SYNTHETIC_MODELS = (EMULATED_MODEL, PROBE_MODEL)
 
 # The shapes of flexgen.opt_config.get_opt_config, held here so that asking costs no import of
 # torch; tests/test_models.py compares them with FlexGen's own.
 KNOWN_MODELS = {
     model.name: model
     for model in (
-        EMULATED_MODEL,
+        *SYNTHETIC_MODELS,
         OptModel("opt-125m", 12, 768, 12),
         OptModel("opt-1.3b", 24, 2048, 32),
         OptModel("opt-2.7b", 32, 2560, 32),

@@ -13,9 +13,11 @@ from helpers import figures, lab, tables
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
 from helpers.machine import MachineCeilings
+from helpers.machine_profiles import MachineProfile
 from helpers.results import Sweep
 
-MACHINE_NAME = "machine.json"
+CEILINGS_NAME = "machine.json"
+PROFILE_NAME = "machine-profile.json"
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,13 @@ class Page:
                     tables.save(result, self.output / "tables")
                 display(Markdown(result.markdown))
 
-    def keep(self, ceilings: MachineCeilings) -> None:
-        """Save the machine's ceilings beside the results, for predictions and reports."""
+    def keep(self, measured: MachineCeilings | MachineProfile) -> None:
+        """Save what was measured of the machine beside the results, for reports, predictions and the sliders."""
         self.output.mkdir(parents=True, exist_ok=True)
-        path = self.output / MACHINE_NAME
-        path.write_text(ceilings.model_dump_json(indent=2), encoding="utf-8")
-        display(Markdown(f"Ceilings: `{path}`."))
+        is_profile = isinstance(measured, MachineProfile)
+        path = self.output / (PROFILE_NAME if is_profile else CEILINGS_NAME)
+        path.write_text(measured.model_dump_json(indent=2), encoding="utf-8")
+        display(Markdown(f"{'Machine profile' if is_profile else 'Ceilings'}: `{path}`."))
 
     def sum_up(self, sweep: Sweep) -> None:
         """What was run, what failed and why, and where it is kept."""

@@ -42,6 +42,7 @@ TERMS = {
     "disk": "disk_gb_s",
     "disk write": "disk_write_gb_s",
 }
+KERNEL_LOADING = "kernel loading"  # a term too, but not a rate
 G = 1e9
 ATTENTION_SCORE_TRAVELS = 7  # times that mha writes or reads its b x heads x s x s scores
 
@@ -376,7 +377,12 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
     terms = {
         name: np.append(prefill_terms[name].ravel(), decode_terms.get(name, np.zeros(0)).ravel()) for name in TERMS
     }
-    return np.append(prefill.ravel(), decode.ravel()), terms, bool(run.cached.all())
+    seconds = np.append(prefill.ravel(), decode.ravel())
+    loading = np.zeros_like(seconds)
+    if not settings.debug_mode:
+        loading[1:2] = profile.kernel_loading_s
+    terms[KERNEL_LOADING] = loading
+    return seconds + loading, terms, bool(run.cached.all())
 
 
 def fastest_latencies(
@@ -449,7 +455,10 @@ def calibrate(profile: MachineProfile, points: Sequence[Measured]) -> MachinePro
     """
     points_of: dict[str, Measured] = {}
     for point in points:
-        field = TERMS[predict(point.settings, profile).bottleneck]
+        bottleneck = predict(point.settings, profile).bottleneck
+        if bottleneck == KERNEL_LOADING:
+            raise Refused(f"calibration: --percent {point.settings.split} is too short a run to show a rate")
+        field = TERMS[bottleneck]
         if field in points_of:
             raise Refused(
                 f"calibration: --percent {points_of[field].settings.split} and --percent {point.settings.split} "
@@ -459,7 +468,7 @@ def calibrate(profile: MachineProfile, points: Sequence[Measured]) -> MachinePro
     for _ in range(10):  # each rate moves the others' points a little
         before = profile
         for field, point in points_of.items():
-            profile = _with_rate_of(profile, field, point)
+            profile = with_rate_of(profile, field, point)
         if all(abs(getattr(profile, f) / getattr(before, f) - 1) < 1e-6 for f in points_of):
             break
     sources = profile.sources | {
@@ -470,8 +479,8 @@ def calibrate(profile: MachineProfile, points: Sequence[Measured]) -> MachinePro
     return profile.model_copy(update={"sources": sources})
 
 
-def _with_rate_of(profile: MachineProfile, field: str, point: Measured) -> MachineProfile:
-    """The profile with `field` such that the point comes out as measured, by bisection."""
+def with_rate_of(profile: MachineProfile, field: str, point: Measured) -> MachineProfile:
+    """The profile with `field` such that the point comes out as measured, by bisection. Refused if none does."""
     def with_value(value: float) -> MachineProfile:
         return profile.model_copy(update={field: value})
 

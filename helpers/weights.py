@@ -91,7 +91,7 @@ def prepare(model_name: str, say: Callable[[str], None] = print, home_dir: Path 
     try:
         if folder:
             return _from_folder(model, folder, root, say)
-        if model == models.EMULATED_MODEL:
+        if model in models.SYNTHETIC_MODELS:
             return _synthetic(model, root, say, "this model exists here only")
         try:
             return _from_hub(model, root, say)
