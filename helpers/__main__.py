@@ -14,6 +14,7 @@ from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 
 DONE, FAILED, REFUSED = 0, 1, 2
+NOTEBOOKS_WITHOUT_RUNS = ("machine", "explore")  # of the homework's; `run` takes their names too
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
 
     run = commands.add_parser("run", help="run notebooks through papermill and write the report")
-    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)}; none: every notebook")
+    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)}, machine or explore; none: every notebook")
     run.add_argument("--device", default="auto", help="auto, cuda or emulated")
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
     run.add_argument("--output", default="outputs", metavar="DIR")
@@ -149,9 +150,10 @@ def _run(options: argparse.Namespace) -> int:
     device = lab.choose_device(options.device)
     if options.page_cache not in ("natural", "cold"):
         raise Refused(f"--page-cache {options.page_cache}: choose natural or cold")
-    questions = options.questions or list(QUESTIONS)
     plan = {}
-    for question in questions:
+    for question in options.questions or QUESTIONS:
+        if question in NOTEBOOKS_WITHOUT_RUNS:
+            continue
         plan |= homework.plan(question, device, options.model, options.page_cache)
     if options.dry_run:
         for name, settings in plan.items():
@@ -167,6 +169,9 @@ def _run(options: argparse.Namespace) -> int:
     runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh)
     for one in runs:
         _say(f"{'FAIL' if one.error else 'ok':4} {one.executed.name}  {one.duration_s:.0f} s  {one.error}".rstrip())
+    broken = any(one.error for one in runs)
+    if not plan:
+        return FAILED if broken else DONE
     missing = lab.without_figures(plan, output)
     if missing:
         _say(f"no figures for {', '.join(missing)}: the tables say why")
@@ -176,7 +181,7 @@ def _run(options: argparse.Namespace) -> int:
     except Refused as refused:  # something was started: what came of it is not refused, it failed
         _say(f"no report: {refused}")
         return FAILED
-    return FAILED if missing or any(one.error for one in runs) else DONE
+    return FAILED if missing or broken else DONE
 
 
 def _measure(options: argparse.Namespace) -> int:
