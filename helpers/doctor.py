@@ -1,15 +1,18 @@
-"""Is this machine ready? One line a check: GPU, memory, disk, packages, iostat, weights."""
+"""Is this machine ready, and what will the homework take on it? One line a check, as a person would ask."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import re
+import platform
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from helpers import homework, lab, machine, models, weights
+from packaging.requirements import Requirement
+
+from helpers import colab, forecast, homework, lab, machine, models, weights
+from helpers.machine import GIB
 from helpers.sampling.disk import iostat_version
 
 Status = Literal["OK", "warn", "FAIL"]
@@ -28,28 +31,30 @@ class Check:
         return f"[{self.status}]".ljust(7) + f"{self.name}: {self.text}"
 
 
-def check(offload_root: Path | None = None) -> list[Check]:
-    """Every check, in the order in which a person would ask."""
+def check(offload_root: Path | None = None, output_dir: Path | None = None) -> list[Check]:
+    """Every check, then what each question will take: without the results that the output folder has."""
     root = offload_root or weights.home() / "offload"
-    return [_gpu(), _memory(), _disk(root), *_packages(), _iostat(), _weights(root)]
+    device = lab.choose_device("auto")
+    checks = [_gpu(device), _memory(device), _disk(root), _packages(), _iostat(), _weights(device, root)]
+    return checks + _homework(device, output_dir or lab.DEFAULT_OUTPUT)
 
 
 def as_json(checks: list[Check]) -> dict:
     return {"ready": all(c.status != "FAIL" for c in checks), "checks": [asdict(c) for c in checks]}
 
 
-def _gpu() -> Check:
-    if not machine.cuda_available():
-        return Check(
-            "warn", "GPU",
-            "none that CUDA can use: runs go to the emulated GPU, on the CPU, and every figure says so "
-            "(in Colab: Runtime > Change runtime type > T4 GPU)",
-        )
+def _gpu(device: str) -> Check:
     gpus = machine.gpus()
     if not gpus:
-        return Check("warn", "GPU", "one that NVML does not describe")
+        return Check(
+            "warn", "GPU",
+            "none (in Colab: Runtime > Change runtime type > T4 GPU); runs go to the emulated GPU, on the CPU, and "
+            "every figure says so",
+        )
     first = gpus[0]
-    text = f"{first.name}, {first.total_gib:.1f} GiB, {first.free_gib:.1f} GiB free"
+    text = f"{first.name}, {first.free_gib:.1f} GiB free of {first.total_gib:.1f} GiB"
+    if device == "emulated":
+        return Check("warn", "GPU", f"{text}; this torch is built without CUDA: runs go to the emulated GPU")
     if len(gpus) > 1:
         text += f"; the first of {len(gpus)}, FlexGen uses one"
     if first.other_processes:
@@ -57,42 +62,47 @@ def _gpu() -> Check:
     return Check("OK", "GPU", text)
 
 
-def _memory() -> Check:
+def _memory(device: str) -> Check:
     allowance = machine.memory_allowance()
-    free = allowance.free_bytes / machine.GIB
-    text = f"{free:.1f} GiB free of {allowance.total_bytes / machine.GIB:.1f} GiB ({allowance.total_limited_by})"
-    if machine.cuda_available() and free < PINNED_COPY_BUFFERS_GIB + 2:
-        return Check("warn", "RAM", f"{text}; FlexGen pins {PINNED_COPY_BUFFERS_GIB:.0f} GiB for its copy threads")
+    free = allowance.free_bytes / GIB
+    text = f"{free:.1f} GiB free of {allowance.total_bytes / GIB:.1f} GiB ({allowance.total_limited_by})"
+    if device == "cuda":
+        text += f", of which FlexGen pins {PINNED_COPY_BUFFERS_GIB:.0f} GiB for its copy threads"
+        if free < PINNED_COPY_BUFFERS_GIB + 2:
+            return Check("warn", "RAM", f"{text}: restart the runtime, or close what else holds memory")
     return Check("OK", "RAM", text)
 
 
 def _disk(root: Path) -> Check:
     disk = machine.disk_of(root)
-    text = f"{disk.filesystem} at {root}, {machine.free_bytes(root) / machine.GIB:.1f} GiB free"
+    text = f"{machine.free_bytes(root) / GIB:.1f} GiB free at {root} ({disk.filesystem})"
     if disk.is_memory:
         return Check("FAIL", "disk", f"{text}: that is memory, not a disk; set OFFLOAD_LAB_HOME to a folder on a disk")
     if disk.is_network:
-        return Check("warn", "disk", f"{text}: a network or FUSE file system; its figures are not a disk's")
-    counters = f"counters of {disk.device}" if disk.device else f"no counters ({disk.found_by})"
-    return Check("OK" if disk.device else "warn", "disk", f"{text}, {counters}")
+        return Check(
+            "warn", "disk",
+            f"{text}: a network or FUSE file system such as Google Drive; weights and offload files crawl or break "
+            "there, set OFFLOAD_LAB_HOME to a folder on this machine's disk",
+        )
+    if not disk.device:
+        return Check("warn", "disk", f"{text}; no counters of its reads ({disk.found_by})")
+    return Check("OK", "disk", f"{text}; reads are counted by {disk.device}")
 
 
-def _packages() -> list[Check]:
-    wanted = {}
-    for line in (lab.ROOT / "requirements.txt").read_text().splitlines():
-        found = re.match(r"([A-Za-z0-9_.-]+)", line)
-        if found:
-            wanted[found[1]] = line.split("#")[0].strip()
-    missing = []
-    for name, requirement in wanted.items():
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(requirement)
+def _packages() -> Check:
+    requirements = lab.ROOT / "requirements.txt"
+    missing = colab.missing(requirements)
     if missing:
-        return [Check("FAIL", "packages", f"missing: {' '.join(missing)}; pip install them")]
+        return Check("FAIL", "packages", f"missing: {' '.join(missing)}; pip install them")
+    wrong = []
+    for requirement in map(Requirement, colab.wanted(requirements)):
+        version = importlib.metadata.version(requirement.name)
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if wrong:
+        return Check("FAIL", "packages", f"{', '.join(wrong)}; take a fresh environment, see the README")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("flexgen", "torch", "papermill"))
-    return [Check("OK", "packages", versions)]
+    return Check("OK", "packages", f"Python {platform.python_version()}, {versions}")
 
 
 def _iostat() -> Check:
@@ -101,12 +111,27 @@ def _iostat() -> Check:
     return Check("OK", "iostat", iostat_version())
 
 
-def _weights(root: Path) -> Check:
-    device = lab.choose_device("auto")
+def _weights(device: Literal["cuda", "emulated"], root: Path) -> Check:
     model = models.resolve(homework.MODEL[device])
-    need = model.weight_bytes * 2  # as downloaded and as FlexGen reads them
-    free = machine.free_bytes(root)
-    text = f"{model.name} is {model.weight_bytes / machine.GIB:.2f} GiB in FlexGen's layout"
-    if free < need:
-        return Check("FAIL", "weights", f"{text}; {free / machine.GIB:.1f} GiB free of {need / machine.GIB:.1f} needed")
-    return Check("OK", "weights", text)
+    size = f"{model.name}, {_size(model.weight_bytes)} in FlexGen's layout"
+    source = weights.kept(model.name)
+    if source:
+        return Check("OK", "weights", f"{size}, there already ({source})")
+    if model in models.SYNTHETIC_MODELS:
+        return Check("OK", "weights", f"{size}, made in a moment at the first run")
+    free, need = machine.free_bytes(root), 2 * model.weight_bytes
+    text = f"{size}, downloaded and converted once; with both copies {_size(need)} of disk, {_size(free)} free"
+    return Check("FAIL" if free < need else "OK", "weights", text)
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.0f} MiB"
+
+
+def _homework(device: Literal["cuda", "emulated"], output_dir: Path) -> list[Check]:
+    forecasts = forecast.of_homework(device, output_dir)
+    checks = [Check("OK", question.upper(), str(found)) for question, found in forecasts.items()]
+    seconds = [found.seconds for found in forecasts.values()]
+    if None not in seconds and sum(seconds):
+        checks.append(Check("OK", "Q1 to Q4", forecast.in_words(sum(seconds))))
+    return checks

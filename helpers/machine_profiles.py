@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from helpers.machine import MachineCeilings
 
 GIB, MIB = 2**30, 2**20
+# What the machine notebook keeps beside its results.
+CEILINGS_NAME = "machine.json"
+PROFILE_NAME = "machine-profile.json"
 
 Rate = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0)]
@@ -102,6 +105,12 @@ def load(name_or_path: str) -> MachineProfile:
         return MachineProfile(**given)
     except Refused as error:
         raise Refused(f"{path}: {error}") from None
+
+
+def kept_in(folder: Path) -> MachineProfile | None:
+    """The profile that the machine notebook kept in an output folder, if it did. Raises Refused if it is damaged."""
+    path = folder / PROFILE_NAME
+    return load(str(path)) if path.is_file() else None
 
 
 def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from IPython.display import Markdown, display
 
-from helpers import figures, lab, tables
+from helpers import colab, figures, forecast, lab, tables
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
 from helpers.machine import MachineCeilings
-from helpers.machine_profiles import MachineProfile
+from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
 from helpers.results import Sweep
-
-CEILINGS_NAME = "machine.json"
-PROFILE_NAME = "machine-profile.json"
+from helpers.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,10 @@ class Page:
         path.write_text(measured.model_dump_json(indent=2), encoding="utf-8")
         display(Markdown(f"{'Machine profile' if is_profile else 'Ceilings'}: `{path}`."))
 
+    def announce(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> None:
+        """What these runs will take, before they start."""
+        display(Markdown(f"Plan: {forecast.of(runs, self.output, fresh)}."))
+
     def sum_up(self, sweep: Sweep) -> None:
         """What was run, what failed and why, and where it is kept."""
         done = len(sweep.records) - len(sweep.failed)
@@ -59,10 +62,11 @@ class Page:
 def start(device: str = "auto", output_dir: str = "") -> Page:
     """Choose the device and the output folder, and say which. Raises Refused if the device is not there.
 
-    A relative folder is one of the project's, whatever folder the notebook runs in.
+    A relative folder is one of the project's, whatever folder the notebook runs in; one on Google Drive is mounted.
     """
     chosen = lab.choose_device(device)
     output = lab.ROOT / (output_dir or lab.DEFAULT_OUTPUT)
+    colab.mount_drive(output)
     if chosen == "emulated":
         text = (
             f"**Emulated GPU** (profile \"{EMULATED_T4.name}\"): FlexGen's own code on this CPU with a small model. "

@@ -102,6 +102,21 @@ def prepare(model_name: str, say: Callable[[str], None] = print, home_dir: Path 
         raise Refused(_what_the_disk_said(error, root)) from error
 
 
+def kept(model_name: str, home_dir: Path | None = None) -> str | None:
+    """Where the weights came from that `prepare` would find whole and use as they are; None if there are none.
+
+    Reads headers, asks no network, changes nothing.
+    """
+    model = models.resolve(model_name)
+    root = (home_dir or home()).absolute() / "weights"
+    for kind in ("hub", "synthetic"):
+        target = root / kind / f"{model.name}-np"
+        provenance = _read_provenance(target)
+        if provenance and not broken_files(target, model):
+            return provenance["source"]
+    return None
+
+
 def _from_folder(model: OptModel, folder: Path, root: Path, say: Callable[[str], None]) -> Weights:
     kind = f"folder-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     target = root / kind / f"{model.name}-np"

@@ -1,0 +1,143 @@
+"""What a set of runs will take on this machine, told before it starts: minutes, GiB, and what that rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers import homework, lab, machine_profiles, time_model
+from helpers.engine.emulation import EMULATED_T4
+from helpers.errors import Refused
+from helpers.machine_profiles import MachineProfile
+from helpers.memory_model import DEBUG_LAYER_STEPS, host_memory, peak_gpu_memory
+from helpers.models import EMULATED_MODEL
+from helpers.placement import GIB, Placement, place
+from helpers.settings import RunSettings
+
+# A process, CUDA's context and 8 GiB of pinned copy buffers: what a run took on an H200 beside loading and generating.
+CUDA_START_S = 5.0
+# Of opt-mini on the emulated GPU, measured on two CPU cores: a process, and a pass without its transfers.
+EMULATED_START_S = 0.7
+EMULATED_PASS_S = 0.015
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Runs still to make and runs known already; `seconds` of the former, None where nothing says how fast this
+    machine is, and `basis` in words; the most GiB that one of them takes of each memory."""
+
+    runs: int
+    known: int
+    seconds: float | None
+    basis: str
+    gpu_gib: float
+    host_gib: float
+    disk_gib: float
+
+    def __str__(self) -> str:
+        if not self.runs:
+            return "nothing to run, every result is known already"
+        known = f" ({self.known} known already)" if self.known else ""
+        words = [f"{self.runs} run{'s' if self.runs > 1 else ''}{known}"]
+        words.append(self.basis if self.seconds is None else f"{in_words(self.seconds)} ({self.basis})")
+        sizes = {"of GPU memory": self.gpu_gib, "of RAM": self.host_gib, "on disk": self.disk_gib}
+        takes = [f"{size:.1f} GiB {where}" for where, size in sizes.items() if size >= 0.05]
+        if takes:
+            words.append(f"at most {', '.join(takes)}")
+        return ", ".join(words)
+
+
+def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -> Forecast:
+    """The forecast of some runs, as `lab.run` would make them: without those that the output folder knows."""
+    to_run = list(runs) if fresh else lab.without_figures(runs, output_dir)
+    new = [runs[name] for name in dict.fromkeys(to_run)]
+    on_cuda = [run for run in new if run.device == "cuda"]
+    profile, basis = _profile(output_dir) if on_cuda else (None, "estimated from the emulated links")
+    seconds = [_emulated_s(run) if run.device == "emulated" else _cuda_s(run, profile) for run in new]
+    known = None not in seconds
+    workspace = (profile or machine_profiles.T4_COLAB).cublas_workspace_bytes
+    return Forecast(
+        runs=len(new),
+        known=len(runs) - len(new),
+        seconds=sum(seconds) if known else None,
+        basis=basis if known or on_cuda else "time not known beforehand",
+        gpu_gib=max((peak_gpu_memory(run, workspace).likeliest_gib for run in on_cuda), default=0.0),
+        host_gib=max((host_memory(run).total_gib for run in on_cuda), default=0.0),
+        disk_gib=max((_placement(run).bytes_by_tier["disk"] / GIB for run in new), default=0.0),
+    )
+
+
+def of_homework(device: str, output_dir: Path) -> dict[str, Forecast]:
+    """The forecast of each question; a run that an earlier question makes is not counted again."""
+    forecasts, planned = {}, set()
+    for question in homework.QUESTIONS:
+        runs = {name: run for name, run in homework.plan(question, device).items() if name not in planned}
+        planned |= set(runs)
+        forecasts[question] = of(runs, output_dir)
+    return forecasts
+
+
+def in_words(seconds: float) -> str:
+    """A duration that is known roughly: "about 40 s", "about 9 min"."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    return f"about {round(seconds / 60)} min"
+
+
+def _profile(output_dir: Path) -> tuple[MachineProfile | None, str]:
+    """What says how fast this machine is: notebook 00's measurement of it, or a T4's published figures."""
+    name = lab.describe_machine("cuda").name
+    try:
+        measured = machine_profiles.kept_in(output_dir)
+    except Refused:
+        measured = None
+    if measured and measured.name == name:
+        return measured, "predicted from this machine's profile"
+    if name == "Tesla T4":
+        return machine_profiles.T4_COLAB, "predicted for a Colab T4"
+    return None, "time not known before notebook 00 has measured this machine"
+
+
+def _cuda_s(run: RunSettings, profile: MachineProfile | None) -> float | None:
+    """Start, weights, warm-up and generation, as often as they are repeated."""
+    if profile is None:
+        return None
+    predicted = time_model.predict(run, profile)
+    on_disk = _placement(run).bytes_by_tier["disk"]
+    to_read = _placement(run).total_bytes
+    # What is read again and again stays in the page cache, if there is room for it.
+    cached = predicted.host_mem_gib * GIB + to_read + on_disk <= profile.shared_host_bytes
+    read_gb_s, write_gb_s = (
+        (profile.host_copy_gb_s,) * 2 if cached else (profile.disk_gb_s, profile.disk_write_gb_s)
+    )
+    prefill_s, decode_s = predicted.prefill_latency_s, predicted.decode_latency_s
+    if run.debug_mode:  # FlexGen times these layer-steps and projects the rest
+        decode_s *= DEBUG_LAYER_STEPS / ((run.workload.gen_len - 1) * len(run.opt_model.layers))
+    loading_s = to_read / 1e9 / read_gb_s + on_disk / 1e9 / write_gb_s
+    warm_up_s = prefill_s  # of one token: once through the layers
+    return _repeats(run, prefill_s + decode_s) * (CUDA_START_S + loading_s + warm_up_s + prefill_s + decode_s)
+
+
+def _emulated_s(run: RunSettings) -> float | None:
+    if run.opt_model != EMULATED_MODEL:
+        return None
+    placed = _placement(run)
+    on_cpu = placed.bytes_by_tier["cpu"] / 1e9 / EMULATED_T4.host_link_gb_s
+    on_disk = placed.bytes_by_tier["disk"] / 1e9 / EMULATED_T4.disk_gb_s
+    pass_s = EMULATED_PASS_S + on_cpu + on_disk
+    passes = run.workload.gen_len
+    if run.debug_mode:
+        passes = 1 + DEBUG_LAYER_STEPS / len(run.opt_model.layers)
+    warm_up_s = pass_s
+    return _repeats(run, passes * pass_s) * (EMULATED_START_S + warm_up_s + passes * pass_s)
+
+
+def _repeats(run: RunSettings, generation_s: float) -> int:
+    """`lab.run` makes no further repeat once it has measured for its budget."""
+    return min(run.repeats, math.ceil(lab.REPEAT_BUDGET_S / generation_s))
+
+
+def _placement(run: RunSettings) -> Placement:
+    return place(run.opt_model, run.split.weights_gpu, run.split.weights_cpu, run.compress_weight)
