@@ -60,6 +60,10 @@ def test_it_says_that_it_is_on_cuda(gpu, make):
     assert tensor.device == torch.device("cuda:0") and tensor.is_cuda
 
 
+def test_its_shape_is_one_of_torchs(gpu):
+    assert type(on_gpu(2, 3).shape) is type(on_gpu(2, 3).size()) is torch.Size
+
+
 def test_what_is_on_the_host_stays_there(gpu):
     for tensor in (torch.empty(3), torch.empty(3, device="cpu"), on_gpu(3).cpu(), torch.empty(3, pin_memory=True)):
         assert type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.is_cuda

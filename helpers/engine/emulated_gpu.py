@@ -152,6 +152,8 @@ class EmulatedCudaTensor(torch.Tensor):
             out = func(*inner_args, **inner_kwargs)
         if emulated and out is emulated[0].inner:  # an operation in place gives its tensor back
             return emulated[0]
+        if isinstance(out, torch.Size):  # tree_map would make a plain tuple of it
+            return out
         return tree_map_only(torch.Tensor, emulated[0].gpu.hold, out)
 
     @classmethod

@@ -77,7 +77,8 @@ def link_weights_on_disk(pytorch_backend: Any) -> None:
 
 def finish_moves_to_and_from_disk(pytorch_backend: Any) -> None:
     """`move` leaves the copy to a copy thread and deletes its source at once: activations on disk are gone before
-    they are copied. The copy is made here and now; what is moved is computed with next, so nothing could overlap it.
+    they are copied (and their file's header holds `torch.Size(...)`, which NumPy cannot read). The copy is made here
+    and now; what is moved is computed with next, so nothing could overlap it.
     """
     original = pytorch_backend.TorchTensor.move
 
@@ -85,7 +86,7 @@ def finish_moves_to_and_from_disk(pytorch_backend: Any) -> None:
         disk = pytorch_backend.DeviceType.DISK
         if tensor.device == dst or disk not in (tensor.device.device_type, dst.device_type):
             return original(tensor, dst)
-        moved = dst.allocate(tensor.shape, pytorch_backend.torch_dtype_to_np_dtype[tensor.dtype])
+        moved = dst.allocate(tuple(tensor.shape), pytorch_backend.torch_dtype_to_np_dtype[tensor.dtype])
         pytorch_backend.map_to_torch_tensor(moved, None).copy_(pytorch_backend.map_to_torch_tensor(tensor, None))
         tensor.delete()
         return moved
