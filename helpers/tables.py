@@ -463,7 +463,7 @@ _THROUGHPUT: _Column = (
     "Throughput (token/s)", "total_throughput_tok_s", lambda p: _value(throughput(p)), _throughput
 )
 _PEAK: _Column = (
-    "Peak GPU mem (GiB)", "peak_gpu_mem_gib", lambda p: p.peak_gpu_mem_gib, lambda p: _fixed(p.peak_gpu_mem_gib, 3)
+    "Peak GPU mem (GiB)", "peak_gpu_mem_gib", lambda p: p.peak_gpu_mem_gib, lambda p: _gib(p.peak_gpu_mem_gib)
 )
 _WALL_TIME: _Column = (
     "Wall time (s)", "wall_time_s", lambda p: _value(latency(p)),
@@ -492,6 +492,11 @@ def _digits(value: float | None) -> str:
 
 def _fixed(value: float | None, decimals: int) -> str:
     return NOT_KNOWN if value is None else f"{value:,.{decimals}f}"
+
+
+def _gib(value: float | None) -> str:
+    """Three decimals as FlexGen prints them; three digits where that would leave none."""
+    return _digits(value) if value is not None and value < 0.1 else _fixed(value, 3)
 
 
 def _giga(value: float | None) -> float | None:
