@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(measure)
     measure.add_argument("--device", default="auto", help="auto, cuda or emulated")
     measure.add_argument("--page-cache", default="natural", help="natural or cold")
+    measure.add_argument("--disk-reader", default="stock", help="stock, or direct: weights by O_DIRECT")
+    measure.add_argument("--copy-buffer", default="stock", help="stock: 8 GiB, pinned; or fit: the largest tensor")
     measure.add_argument("--repeats", type=int, default=3)
     measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
     measure.add_argument("--output", default="outputs", metavar="DIR")
@@ -188,7 +190,10 @@ def _measure(options: argparse.Namespace) -> int:
     from helpers import lab
 
     device = lab.choose_device(options.device)
-    settings = _settings(options, device, page_cache=options.page_cache, repeats=options.repeats)
+    settings = _settings(
+        options, device, page_cache=options.page_cache, disk_reader=options.disk_reader,
+        copy_buffer=options.copy_buffer, repeats=options.repeats,
+    )
     sweep = lab.run(
         settings, options.output, fresh=options.fresh, offload_root=options.offload_dir, say=_say
     )
@@ -211,6 +216,7 @@ def _measure(options: argparse.Namespace) -> int:
         "projected": record.projected,
         "weights": record.weights,
         "command": record.command,
+        "notes": list(record.notes),
         "reason": record.failure.message if record.failure else None,
     }
     _print(figures, options.json)

@@ -73,7 +73,7 @@ def run(
     log = Log(Path(output_dir) / LOG_NAME)
     here = {device: describe_machine(device) for device in {s.device for s in wanted}}
     keys = [run_key(s, here[s.device]) for s in wanted]
-    known = {} if fresh else {r.key: r for r in log if r.status == "done"}
+    known = {} if fresh else {key: r for key, r in log.latest(keys).items() if r.status == "done"}
     root = Path(offload_root) if offload_root else weights.home() / "offload"
 
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
@@ -100,8 +100,9 @@ def run(
 
 def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) -> list[str]:
     """The names of those settings that have no finished result in the output folder, by this machine and method."""
-    finished = {record.key for record in Log(Path(output_dir) / LOG_NAME) if record.status == "done"}
-    return [name for name, one in named.items() if run_key(one, describe_machine(one.device)) not in finished]
+    keys = {name: run_key(one, describe_machine(one.device)) for name, one in named.items()}
+    latest = Log(Path(output_dir) / LOG_NAME).latest(keys.values())
+    return [name for name, key in keys.items() if key not in latest or latest[key].status != "done"]
 
 
 def check_writable(path: Path) -> None:
@@ -182,6 +183,7 @@ def _run_one(
         peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
         samples=outcome.samples,
         failure=failure,
+        notes=tuple(outcome.result.get("notes", ())),
     )
 
 

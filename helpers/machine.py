@@ -247,6 +247,17 @@ def memory_allowance(proc: Path = Path("/proc")) -> MemoryAllowance:
     return MemoryAllowance(total[0], free[1], total[2], free[2])
 
 
+def oom_kills(proc: Path = Path("/proc")) -> int | None:
+    """How many processes the kernel's OOM killer has ended so far in this process's cgroup, or on this machine where
+    no cgroup counts them (memory.events of v2, memory.oom_control of v1, vmstat); None where nothing does."""
+    files = {"v2": "memory.events", "v1": "memory.oom_control"}
+    counters = [folder / files[version] for version, folder in _cgroup_folders("memory", proc)]
+    for counter in (*counters, proc / "vmstat"):
+        if counted := re.search(r"^oom_kill (\d+)$", _text(counter), re.MULTILINE):
+            return int(counted[1])
+    return None
+
+
 def _machine_memory(proc: Path) -> tuple[int, int, str]:
     name = "RAM of this machine"
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE))

@@ -643,6 +643,41 @@ def peak_gpu_memory(settings: RunSettings, cublas_workspace_bytes: int) -> PeakG
 # --- host memory ------------------------------------------------------------------------------------------------
 
 
+def copy_buffer_elements(settings: RunSettings) -> int:
+    """Elements of the largest tensor that the copy threads pass on through their buffer, an fp16 value for each: a
+    weight from disk, unless it is read directly, and a micro-batch's keys or values from or to the disk, and in
+    prefill from the GPU to the CPU.
+    """
+    split, model, work = settings.split, settings.opt_model, settings.workload
+    elements = [1]
+    if settings.disk_reader == "stock":
+        for layer in place(model, split.weights_gpu, split.weights_cpu, settings.compress_weight).layers:
+            for tensor in layer:
+                if tensor.tier == "disk":
+                    elements += _elements(buffers(tensor), tensor.compressed)
+    _, on_cpu, on_disk = cache_segments(settings)
+    if on_cpu or on_disk:
+        positions = max(work.prompt_len + work.gen_len - 1, WARMUP_PROMPT_LEN)
+        cache = CacheShape(model, work.gpu_batch_size, positions, settings.compress_cache)
+        elements += _elements(cache.buffers, cache.compressed)
+    return max(elements)
+
+
+def _elements(buffers_: tuple[int, ...], compressed: bool) -> list[int]:
+    """Elements of each buffer: bytes where 4-bit values are packed, else fp16."""
+    if compressed:
+        values, scales = buffers_
+        return [values, scales // FP16_BYTES]
+    return [size // FP16_BYTES for size in buffers_]
+
+
+def copy_buffer_bytes(settings: RunSettings) -> int:
+    """Pinned bytes of one copy thread's buffer."""
+    if settings.copy_buffer == "fit":
+        return pinned_block_bytes(FP16_BYTES * copy_buffer_elements(settings))
+    return COPY_BUFFER_BYTES
+
+
 def host_memory(settings: RunSettings) -> HostMemory:
     """Host RAM that FlexGen takes for these settings, in bytes, page cache not counted.
 
@@ -650,7 +685,7 @@ def host_memory(settings: RunSettings) -> HostMemory:
     `--pin-weight`; the KV cache on the CPU is not; activations on the CPU are.
     """
     work = settings.workload
-    pinned = {"copy buffers": COPY_THREADS * COPY_BUFFER_BYTES}
+    pinned = {"copy buffers": COPY_THREADS * copy_buffer_bytes(settings)}
     split, model = settings.split, settings.opt_model
     pinned["weights, pinned"], unpinned, pinned["weights, pinned to be copied"] = host_weights(
         model, *representative_split(model, split.weights_gpu, split.weights_cpu),
@@ -737,7 +772,7 @@ def largest_batch_bound(settings: RunSettings, batches: int, gpu_bytes: int, hos
         (gpu_bytes - weights_on_gpu - loaded - sum(fp16 for _, fp16 in decompress)) / (kept + each)
         for loaded, decompress, each in steps
     ]
-    host_room = host_bytes - COPY_THREADS * COPY_BUFFER_BYTES - sum(
+    host_room = host_bytes - COPY_THREADS * copy_buffer_bytes(settings) - sum(
         host_weights(model, gpu, cpu, settings.compress_weight, settings.pin_weight)
     )
     host_each = on_cpu * kv + batches * hidden * bool(split.activations_cpu)

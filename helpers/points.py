@@ -201,11 +201,7 @@ def read_jsonl(path: str | Path) -> tuple[Point, ...]:
 
     Raises Refused if the log holds no readable record.
     """
-    latest: dict[str, RunRecord] = {}
-    for record in Log(Path(path)):
-        known = latest.get(record.key)
-        if known is None or record.status == "done" or known.status == "failed":
-            latest[record.key] = record
+    latest = Log(Path(path)).latest()
     if not latest:
         raise Refused(f"{path}: holds no readable record")
     return tuple(from_record(_run_id(record.settings), record) for record in latest.values())

@@ -9,6 +9,7 @@ memory statistics) is stood in for; nothing of FlexGen has to know.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+MIB, GIB = 2**20, 2**30
 ALLOCATION_ROUNDING = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
 
 CUDA = torch.device("cuda:0")
@@ -31,14 +33,14 @@ class Link:
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        self._free_at = 0.0
+        self.free_at = 0.0
         self._lock = threading.Lock()
 
     def reserve(self, nbytes: int) -> float:
         """Queue a transfer; returns the moment (time.perf_counter) at which it will have ended."""
         with self._lock:
-            self._free_at = max(self._free_at, time.perf_counter()) + nbytes / self.bytes_per_s
-            return self._free_at
+            self.free_at = max(self.free_at, time.perf_counter()) + nbytes / self.bytes_per_s
+            return self.free_at
 
     def wait_for(self, nbytes: int) -> None:
         """Transfer something and wait until it is over."""
@@ -46,7 +48,7 @@ class Link:
 
     def drain(self) -> None:
         """Wait until everything queued so far has ended."""
-        wait_until(self._free_at)
+        wait_until(self.free_at)
 
 
 def wait_until(moment: float) -> None:
@@ -57,9 +59,10 @@ def wait_until(moment: float) -> None:
 
 
 class MemoryCount:
-    """Bytes of all storages alive on the emulated GPU, and their peak."""
+    """Bytes of all storages alive on the emulated GPU, and their peak; no more than `capacity_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_bytes: float = math.inf) -> None:
+        self.capacity_bytes = capacity_bytes
         self.allocated = 0
         self.peak = 0
         self._alive: set[int] = set()
@@ -67,13 +70,22 @@ class MemoryCount:
         self._lock = threading.RLock()
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage from now until nothing holds it; a storage counted already is left alone."""
+        """Count a storage from now until nothing holds it; a storage counted already is left alone.
+
+        Raises torch.OutOfMemoryError, in CUDA's words, for one that the GPU has no room for.
+        """
         identity = storage._cdata
         with self._lock:
             if identity in self._alive:
                 return
-            self._alive.add(identity)
             nbytes = -(-storage.nbytes() // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+            if self.allocated + nbytes > self.capacity_bytes:
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {nbytes / MIB:.2f} MiB. GPU 0 has a total capacity of "
+                    f"{self.capacity_bytes / GIB:.2f} GiB of which "
+                    f"{(self.capacity_bytes - self.allocated) / MIB:.2f} MiB is free."
+                )
+            self._alive.add(identity)
             self.allocated += nbytes
             self.peak = max(self.peak, self.allocated)
         weakref.finalize(storage, self._release, identity, nbytes)
@@ -87,8 +99,8 @@ class MemoryCount:
 class EmulatedGpu:
     """The one emulated GPU of a process: its memory count and its link to the host."""
 
-    def __init__(self, host_link_bytes_per_s: float) -> None:
-        self.memory = MemoryCount()
+    def __init__(self, host_link_bytes_per_s: float, capacity_bytes: float = math.inf) -> None:
+        self.memory = MemoryCount(capacity_bytes)
         self.host_link = Link(host_link_bytes_per_s)
 
     def hold(self, inner: torch.Tensor) -> EmulatedCudaTensor:
@@ -235,9 +247,23 @@ class _Stream:
         pass
 
 
+class _Event:
+    """torch.cuda.Event's stand-in: what the host link had queued when it was recorded."""
+
+    def __init__(self, gpu: EmulatedGpu) -> None:
+        self._gpu = gpu
+
+    def record(self) -> None:
+        self._moment = self._gpu.host_link.free_at
+
+    def synchronize(self) -> None:
+        wait_until(self._moment)
+
+
 def install(gpu: EmulatedGpu) -> None:
     """Make this process's `torch.cuda` the emulated GPU, for good; for a worker process only."""
     torch.cuda.Stream = _Stream
+    torch.cuda.Event = lambda: _Event(gpu)
     torch.cuda.stream = lambda stream: nullcontext()
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda device=None: gpu.host_link.drain()

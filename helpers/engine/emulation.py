@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EmulationProfile:
-    """The links of the emulated GPU's machine, in GB/s (10^9 bytes)."""
+    """The emulated GPU's memory in GiB, and the links of its machine in GB/s (10^9 bytes)."""
 
     name: str
+    gpu_mem_gib: float
     host_link_gb_s: float
     disk_gb_s: float
     based_on: str
@@ -20,7 +21,8 @@ class EmulationProfile:
 # stands 16 to 1 below it, not 40 to 1 as on Colab, so that a sweep takes a minute and not three.
 EMULATED_T4 = EmulationProfile(
     name="slow-motion T4",
+    gpu_mem_gib=14.56,
     host_link_gb_s=0.2,
     disk_gb_s=0.0125,
-    based_on="Colab T4: PCIe 10.2 GB/s, disk 0.25 GB/s (from the figures in outputs/reference/t4-colab)",
+    based_on="Colab T4: PCIe 10.2 GB/s, disk 0.25 GB/s, 14.56 GiB (from the figures in outputs/reference/t4-colab)",
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from helpers import machine
-from helpers.engine import worker
+from helpers.engine import out_of_memory, worker
 from helpers.engine.emulation import EMULATED_T4
 from helpers.results import Failure, Repeat, Samples
 from helpers.sampling import Sampler
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
-SERVER_GONE = 255  # multiprocessing's exit code of a process whose fork server is no more
+# Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
+KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
 OWNER_FILE = "owner"  # in a run's folder: the process it belongs to, by id and start time
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +141,7 @@ def _measure_once(
         origin_s=origin_s,
     )
     warm_server()
+    memory_before, oom_kills_before = machine.memory_allowance(), machine.oom_kills()
     began_s = time.monotonic()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
@@ -150,12 +152,19 @@ def _measure_once(
         sampler.follow(process.pid)
         _listen(ours, began_s - origin_s, began_s + limit_s, outcome, on_phase)
     finally:
+        done_s = time.monotonic()
         _end(process)
+        outcome.phases_s["end"] = outcome.phases_s.get("end", 0.0) + time.monotonic() - done_s
         ours.close()  # one that was interrupted while it started finds nobody to talk to, and ends
         theirs.close()
     if not outcome.result and outcome.failure is None:
-        outcome.failure = _death(process.exitcode, offload_dir, settings)
+        if process.exitcode in KILLED:
+            whom = KILLED[process.exitcode]
+            outcome.failure = out_of_memory.killed(whom, settings, memory_before, oom_kills_before)
+        else:
+            outcome.failure = _death(process.exitcode, offload_dir)
     if outcome.failure:
+        outcome.failure = out_of_memory.explained(outcome.failure, settings, memory_before)
         outcome.failure = outcome.failure.model_copy(update={"log_tail": _tail(folder / "log")})
     shutil.rmtree(offload_dir, ignore_errors=True)
 
@@ -221,23 +230,12 @@ def _end(process: Any) -> None:
     process.join()
 
 
-def _death(exit_code: int | None, offload_dir: Path, settings: RunSettings) -> Failure:
+def _death(exit_code: int | None, offload_dir: Path) -> Failure:
     """Why a worker that said nothing ended, from its exit code and what can be seen of the machine."""
     if exit_code == -signal.SIGBUS and machine.free_bytes(offload_dir) < 2**20:
         return Failure(
             kind="disk_full", message=f"the disk behind the offload folder ({offload_dir}) is full; free some space"
         )
-    if exit_code == -signal.SIGKILL:
-        allowance = machine.memory_allowance()
-        return Failure(
-            kind="killed",
-            message=(
-                "killed from outside (SIGKILL), as the kernel does when memory runs out; this process may use "
-                f"{allowance.total_bytes / 2**30:.1f} GiB ({allowance.total_limited_by}), and FlexGen pins 8 GiB of it"
-            ),
-        )
-    if exit_code == SERVER_GONE:
-        return Failure(kind="killed", message="ended with the process that runs are forked from, which was killed")
     if exit_code is not None and exit_code < 0:
         return Failure(kind="killed", message=f"ended by signal {signal.Signals(-exit_code).name}")
     return Failure(kind="error", message=f"ended with exit code {exit_code} and without a result")

@@ -12,7 +12,11 @@ import shutil
 import sys
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
+
+LOADING_THREADS = 4
 
 
 def import_flexgen() -> types.ModuleType:
@@ -128,13 +132,49 @@ def _then_wait(original: Callable[..., None]) -> Callable[..., None]:
     return and_wait
 
 
-class CopyQueue:
-    """FlexGen's copy queue as one copy thread sees it, with a call after each copy is done."""
+def load_weights_side_by_side(pytorch_backend: Any, flex_opt: Any, on_thread: Callable[[], AbstractContextManager]) -> None:
+    """FlexGen reads (and with `--compress-weight` compresses, on the CPU) one weight after another. Each is a file and
+    a tensor of its own: several threads do them at once. All are still allocated one by one, in FlexGen's order.
+    """
+    load = pytorch_backend.TorchTensor.load_from_np_file
+    initialise = flex_opt.OptLM.init_all_weights
 
-    def __init__(self, queue: queues.Queue, after_copy: Callable[[], None]) -> None:
-        self.get = queue.get
+    def load_on_thread(tensor: Any, filename: str) -> None:
+        with on_thread():
+            load(tensor, filename)
+
+    def init_all_weights(lm: Any) -> None:
+        with ThreadPoolExecutor(LOADING_THREADS) as pool:
+            loads = []
+            pytorch_backend.TorchTensor.load_from_np_file = (
+                lambda *which: loads.append(pool.submit(load_on_thread, *which))
+            )
+            try:
+                initialise(lm)
+            finally:
+                pytorch_backend.TorchTensor.load_from_np_file = load
+            for one in loads:
+                one.result()
+
+    flex_opt.OptLM.init_all_weights = init_all_weights
+
+
+class CopyQueue:
+    """FlexGen's copy queue as one copy thread sees it, with a call when the thread is ready to take copies, its buffer
+    pinned, and one after each copy is done."""
+
+    def __init__(
+        self, queue: queues.Queue, when_ready: Callable[[], None], after_copy: Callable[[], None] = lambda: None
+    ) -> None:
         self._queue = queue
+        self._when_ready: Callable[[], None] | None = when_ready
         self._after_copy = after_copy
+
+    def get(self) -> Any:
+        if self._when_ready:
+            self._when_ready()
+            self._when_ready = None
+        return self._queue.get()
 
     def task_done(self) -> None:
         self._after_copy()

@@ -19,6 +19,15 @@ def drop(path: str) -> None:
         os.close(descriptor)
 
 
+def write_back(path: str) -> None:
+    """Put a file's written pages on the disk: until then the kernel cannot forget them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class ColdReads:
     """Keeps the disk tier out of the page cache, one copy thread at a time.
 

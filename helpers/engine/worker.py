@@ -15,15 +15,18 @@ import signal
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from helpers.engine import mends
+from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.emulation import EmulationProfile
-from helpers.engine.page_cache import ColdReads, drop
+from helpers.engine.page_cache import ColdReads, drop, write_back
+from helpers.memory_model import copy_buffer_elements
 from helpers.models import OptModel
 from helpers.results import Failure
 from helpers.sampling import disk_counter, own_read_bytes
@@ -105,54 +108,75 @@ def _run(job: Job, pipe: Connection) -> None:
     flex_opt = mends.import_flexgen()
     mends.mend()
     with ExitStack() as thread:
-        _prepare_disk_tier_and_gpu(job, settings, thread)
-        _benchmark(job, settings, flex_opt, pipe)
+        copy_threads = _prepare_disk_tier_and_gpu(job, settings, flex_opt, thread)
+        _benchmark(job, settings, flex_opt, copy_threads, pipe)
 
 
-def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, thread: ExitStack) -> None:
-    """Make FlexGen's copy threads drop what they read, and pace its links, as the settings ask."""
+@dataclass(frozen=True)
+class _CopyThreads:
+    """What this run changes of FlexGen's copy threads; `ready` is released by each once its buffer is pinned."""
+
+    ready: threading.Semaphore
+    reader: DirectReader | None
+
+
+def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, thread: ExitStack) -> _CopyThreads:
+    """Make FlexGen's copy threads read and drop as the settings ask, and pace its links where the GPU is emulated."""
     import torch
     from flexgen import pytorch_backend
 
     original_worker = pytorch_backend.copy_worker_func
+    ready = threading.Semaphore(0)
+    reader = DirectReader() if settings.disk_reader == "direct" else None
     cold = ColdReads() if settings.page_cache == "cold" else None
     emulated = None
+    if settings.copy_buffer == "fit":
+        pytorch_backend.GB = copy_buffer_elements(settings)  # a copy thread's buffer is `1 * GB` values of fp16
     if cold:
         cold.watch_memory_maps()
     if job.emulation:
         from helpers.engine import emulated_gpu
 
         torch.set_num_threads(1)  # the emulated GPU is one CPU core: steadier than two that others also want
-        emulated = emulated_gpu.EmulatedGpu(job.emulation.host_link_gb_s * 1e9)
+        emulated = emulated_gpu.EmulatedGpu(job.emulation.host_link_gb_s * 1e9, job.emulation.gpu_mem_gib * 2**30)
         emulated_gpu.install(emulated)
-        _pace_disk(pytorch_backend, emulated_gpu.Link(job.emulation.disk_gb_s * 1e9))
-        thread.enter_context(emulated_gpu.on_this_thread(emulated))
+        link = emulated_gpu.Link(job.emulation.disk_gb_s * 1e9)
+        _pace_disk(pytorch_backend, link.wait_for)
+        if reader:
+            reader.after_read = link.wait_for
+
+    def on_thread() -> AbstractContextManager:
+        return emulated_gpu.on_this_thread(emulated) if emulated else nullcontext()
 
     def copy_worker_func(queue: Any, cuda_id: int) -> None:
-        with ExitStack() as stack:
-            if emulated:
-                stack.enter_context(emulated_gpu.on_this_thread(emulated))
-            if cold:
-                queue = mends.CopyQueue(queue, after_copy=cold.drop_opened)
-            original_worker(queue, cuda_id)
+        with on_thread():
+            if reader:
+                queue = PartQueue(queue, reader)
+            after_copy = {"after_copy": cold.drop_opened} if cold else {}
+            original_worker(mends.CopyQueue(queue, ready.release, **after_copy), cuda_id)
 
     pytorch_backend.copy_worker_func = copy_worker_func
+    mends.load_weights_side_by_side(pytorch_backend, flex_opt, on_thread)
+    thread.enter_context(on_thread())
+    return _CopyThreads(ready, reader)
 
 
-def _pace_disk(pytorch_backend: Any, link: Any) -> None:
+def _pace_disk(pytorch_backend: Any, wait_for: Callable[[int], None]) -> None:
     """Let each read and write of the disk tier take the time that the emulated disk takes."""
     original = pytorch_backend.map_to_torch_tensor
 
     def map_to_torch_tensor(tensor: Any, indices: Any) -> Any:
         data = original(tensor, indices)
         if tensor.device.device_type == pytorch_backend.DeviceType.DISK:
-            link.wait_for(data.nbytes)
+            wait_for(data.nbytes)
         return data
 
     pytorch_backend.map_to_torch_tensor = map_to_torch_tensor
 
 
-def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, pipe: Connection) -> None:
+def _benchmark(
+    job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _CopyThreads, pipe: Connection
+) -> None:
     """FlexGen's `run_flexgen`: the same devices, policy, warm-up, window and peak statistic."""
     import torch
     from flexgen.opt_config import OptConfig
@@ -163,19 +187,29 @@ def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, pipe: Connection)
     def phase(name: str) -> None:
         pipe.send(("phase", name, time.monotonic() - job.origin_s))
 
-    phase("devices")
+    phase("context")
+    torch.cuda.synchronize()
+
+    phase("pinning")
     gpu = flex_opt.TorchDevice("cuda:0")
     cpu = flex_opt.TorchDevice("cpu")
     disk = flex_opt.TorchDisk(str(job.offload_dir))
     mixed = flex_opt.TorchMixedDevice([gpu, cpu, disk])
     env = flex_opt.ExecutionEnv(gpu=gpu, cpu=cpu, disk=disk, mixed=mixed)
+    for _ in disk.copy_threads:
+        copy_threads.ready.acquire()
 
     phase("weights")
     lm = flex_opt.OptLM(_opt_config(job.model, OptConfig), env, str(job.weights_path), _policy(settings, flex_opt))
+    disk.synchronize()  # what copy threads still write is there, and whole
     stored = _bytes_by_tier(lm)
+    on_disk = [tensor for tensor in _weight_tensors(lm) if tensor.device is disk]
     if settings.page_cache == "cold":
-        for file in job.offload_dir.iterdir():
-            drop(str(file))
+        for tensor in on_disk:
+            write_back(tensor.data)
+            drop(tensor.data)
+    if copy_threads.reader:
+        copy_threads.reader.take_over(disk, on_disk)
 
     phase("warm-up")
     lm.generate(_prompts(job.prompt_ids, WARM_UP_PROMPT_LEN, work.effective_batch), max_new_tokens=1)
@@ -202,6 +236,7 @@ def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, pipe: Connection)
         "generated_tokens": [] if settings.debug_mode else output_ids[:, work.prompt_len:].tolist(),
         "bytes_by_tier": stored,
         "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        "notes": copy_threads.reader.notes if copy_threads.reader else [],
     }))
 
 
@@ -233,21 +268,22 @@ def _prompts(prompt_ids: tuple[int, ...], prompt_len: int, count: int) -> list[l
     return [padded] * count
 
 
-def _bytes_by_tier(lm: Any) -> dict[str, int]:
-    """Bytes of the weights where FlexGen has put them, from its own tensors."""
-    totals = {"gpu": 0, "cpu": 0, "disk": 0}
-    tier_of = {"CUDA": "gpu", "CPU": "cpu", "DISK": "disk"}
-
-    def count(tensor: Any) -> None:
-        if tensor.device.device_type.name == "COMPRESSED":
-            for part in tensor.data[:2]:
-                count(part)
-        else:
-            totals[tier_of[tensor.device.device_type.name]] += int(tensor.bytes)
-
+def _weight_tensors(lm: Any) -> Iterator[Any]:
+    """FlexGen's own tensors of the weights, each on one device; a compressed one is its values and its scales."""
     for home in lm.weight_home:
         for tensor in home.val:
-            count(tensor)
+            if tensor.device.device_type.name == "COMPRESSED":
+                yield from tensor.data[:2]
+            else:
+                yield tensor
+
+
+def _bytes_by_tier(lm: Any) -> dict[str, int]:
+    """Bytes of the weights where FlexGen has put them."""
+    totals = {"gpu": 0, "cpu": 0, "disk": 0}
+    tier_of = {"CUDA": "gpu", "CPU": "cpu", "DISK": "disk"}
+    for tensor in _weight_tensors(lm):
+        totals[tier_of[tensor.device.device_type.name]] += int(tensor.bytes)
     return totals
 
 
