@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
+
 from helpers import lab, points
+from helpers.engine import launcher
 from helpers.results import DiskSeries, Machine, Repeat, RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.tables import REFERENCE
@@ -73,3 +78,25 @@ def done(record: RunRecord) -> RunRecord:
     """The record, if its run has figures; what went wrong otherwise."""
     assert record.failure is None, f"{record.failure.kind}: {record.failure.message}\n{record.failure.log_tail}"
     return record
+
+
+def workers() -> list[psutil.Process]:
+    """The processes of runs at this moment: the children of the server that they are forked from."""
+    server = forkserver._forkserver._forkserver_pid
+    return psutil.Process(server).children() if server else []
+
+
+def at_phase(monkeypatch, phase: str, action: Callable[[], None], occurrence: int = 1) -> None:
+    """Do something when a run's process says that it has reached this phase (for the first, second, ... time)."""
+    original, seen = launcher.run, []
+
+    def run(*arguments, on_phase, **options):
+        def reached(name):
+            on_phase(name)
+            seen.append(name)
+            if name == phase and seen.count(phase) == occurrence:
+                action()
+
+        return original(*arguments, on_phase=reached, **options)
+
+    monkeypatch.setattr(launcher, "run", run)

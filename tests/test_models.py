@@ -9,8 +9,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from factories import mini
 
+from factories import mini
 from helpers import models
 from helpers.engine import mends
 from helpers.errors import Refused

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import done, mini, run_one
 
+from factories import done, mini, run_one
 from helpers import machine
 from helpers.engine import page_cache
 from helpers.sampling import own_read_bytes

@@ -8,9 +8,9 @@ import os
 import warnings
 
 import pytest
-from factories import disk_series, make_record
 from hypothesis import given, strategies as st
 
+from factories import disk_series, make_record
 from helpers.errors import Refused
 from helpers.results import Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
 

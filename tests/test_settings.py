@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from factories import mini
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
+from factories import mini
 from helpers import models
 from helpers.engine import mends
 from helpers.errors import Refused

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from factories import SMALL, done, mini, quiet, run_one
 
+from factories import SMALL, done, mini, quiet, run_one
 from helpers import weights
 from helpers.models import EMULATED_MODEL
 from helpers.placement import place

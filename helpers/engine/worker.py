@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import multiprocessing
 import os
 import signal
 import threading
@@ -55,6 +56,7 @@ def main(job: Job, pipe: Connection) -> None:
     """Run the job, tell the launcher, and end at once: FlexGen's copy threads would keep the process alive."""
     os.setsid()  # a process group of its own: the launcher ends all of it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the server gone, nobody would end this process
+    threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     log = os.open(job.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -76,6 +78,12 @@ def main(job: Job, pipe: Connection) -> None:
     except BaseException as error:
         tell_failure(error)
     os._exit(0)
+
+
+def _end_with_the_launcher() -> None:
+    """The server does not end before its children do: who started this run is to be watched for itself."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def failure_of(error: BaseException) -> Failure:
