@@ -44,7 +44,7 @@ h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px so
 table { border-collapse: collapse; margin: 1rem 0; font-size: .85rem; display: block; overflow-x: auto; }
 th, td { border: 1px solid #ccc; padding: .3rem .55rem; text-align: left; vertical-align: top; }
 th { background: #f3f3f3; } img { max-width: 100%; height: auto; }
-code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; }
+code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; } td code { white-space: nowrap; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
 @media print { body { max-width: none; } h2 { break-after: avoid; } table, img { break-inside: avoid; } }
 """
