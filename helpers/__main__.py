@@ -14,6 +14,7 @@ from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 
 DONE, FAILED, REFUSED = 0, 1, 2
+OUTPUT = Path(__file__).resolve().parents[1] / "outputs"  # the project's, from whatever folder the command is run
 NOTEBOOKS_WITHOUT_RUNS = ("machine", "explore")  # of the homework's; `run` takes their names too
 
 
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)}, machine or explore; none: every notebook")
     run.add_argument("--device", default="auto", help="auto, cuda or emulated")
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
-    run.add_argument("--output", default="outputs", metavar="DIR")
+    run.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
     run.add_argument("--page-cache", default="natural", help="natural or cold")
     run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
     run.add_argument("--dry-run", action="store_true", help="list the runs, start nothing")
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--copy-buffer", default="stock", help="stock: 8 GiB, pinned; or fit: the largest tensor")
     measure.add_argument("--repeats", type=int, default=3)
     measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
-    measure.add_argument("--output", default="outputs", metavar="DIR")
+    measure.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
     measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
     measure.add_argument("--json", action="store_true")
     measure.set_defaults(command=_measure)
@@ -147,7 +148,7 @@ def _settings(options: argparse.Namespace, device: str, **more: Any) -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from helpers import homework, lab
+    from helpers import homework, lab, models
 
     device = lab.choose_device(options.device)
     if options.page_cache not in ("natural", "cold"):
@@ -164,9 +165,11 @@ def _run(options: argparse.Namespace) -> int:
 
     from helpers import suite
 
+    # Notebooks run in a folder of their own: no path may be relative.
     output = Path(options.output).resolve()
+    folder = models.local_folder(options.model) if options.model else None
     parameters = {
-        "device": device, "model": options.model, "page_cache": options.page_cache, "output_dir": str(output),
+        "device": device, "model": str(folder or options.model), "page_cache": options.page_cache, "output_dir": str(output),
     }
     runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh)
     for one in runs:

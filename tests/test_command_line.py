@@ -1,0 +1,214 @@
+"""The command line: exit codes, one JSON object and nothing else, refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from factories import at_phase, workers
+from helpers import __main__, lab, suite
+from helpers.__main__ import DONE, FAILED, REFUSED, main
+from helpers.engine import launcher
+from helpers.results import Log
+from helpers.tables import REFERENCE
+
+SHORT = ("--device", "emulated", "--prompt-len", "16", "--gen-len", "4", "--gpu-batch-size", "1", "--repeats", "1")
+
+
+def measure(*arguments, percent="100 0 100 0 100 0", output):
+    return main(["measure", "--percent", *percent.split(), *SHORT, "--output", str(output), *arguments])
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def started(*arguments, **options):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(launcher, "run", started)
+    monkeypatch.setattr(launcher, "warm_server", started)
+    monkeypatch.setattr(suite, "run", started)
+
+
+# ---- measure
+
+
+def test_measure_prints_one_json_object_and_nothing_else(tmp_path, capfd):
+    assert measure("--json", output=tmp_path) == DONE
+    printed = capfd.readouterr().out
+    figures = json.loads(printed)
+    assert printed.count("\n") == 1
+    (record,) = Log(tmp_path / lab.LOG_NAME)
+    assert (figures["status"], figures["device"]) == ("done", "emulated")
+    for name in ("total_throughput_tok_s", "peak_gpu_mem_gib", "bytes_from_disk", "bytes_expected_from_disk"):
+        assert figures[name] == getattr(record, name), name
+    assert figures["command"] == record.command and figures["percent"] == "100 0 100 0 100 0"
+
+
+def test_measure_for_people_names_each_figure(tmp_path, capfd):
+    assert measure(output=tmp_path) == DONE
+    printed = capfd.readouterr().out
+    assert "total_throughput_tok_s" in printed and "measured on the emulated GPU" in printed
+
+
+def test_a_run_that_fails_is_1_with_its_reason_in_the_json(tmp_path, capfd, monkeypatch):
+    at_phase(monkeypatch, "measured", lambda: [process.kill() for process in workers()])
+    assert measure("--json", percent="0 0 100 0 100 0", output=tmp_path) == FAILED
+    figures = json.loads(capfd.readouterr().out)
+    assert figures["status"] == "killed" and "SIGKILL" in figures["reason"]
+    assert figures["total_throughput_tok_s"] is None and figures["peak_gpu_mem_gib"] is None
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no memory that passes for a disk")
+def test_a_run_that_this_machine_cannot_make_is_2(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(launcher, "run", None)
+    arguments = ("--json", "--offload-dir", "/dev/shm/offload-lab-test")
+    assert measure(*arguments, percent="0 0 100 0 100 0", output=tmp_path) == REFUSED
+    assert json.loads(capfd.readouterr().out)["status"] == "refused"
+
+
+def test_every_option_of_flexgen_reaches_the_run(tmp_path, capfd):
+    options = ["--num-gpu-batches", "2", "--compress-weight", "--overlap", "false", "--pin-weight", "no",
+               "--cpu-cache-compute", "--page-cache", "cold"]
+    assert measure(*options, output=tmp_path) == DONE
+    (record,) = Log(tmp_path / lab.LOG_NAME)
+    settings = record.settings
+    assert settings.workload.num_gpu_batches == 2 and settings.compress_weight and settings.cpu_cache_compute
+    assert not settings.overlap and not settings.pin_weight and settings.page_cache == "cold"
+
+
+def test_what_was_interrupted_is_1_and_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab, "run", interrupt)
+    assert measure(output=tmp_path) == FAILED
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize("arguments, named", [
+    ([], "COMMAND"),
+    (["meassure"], "meassure"),
+    (["measure"], "--percent"),
+    (["measure", "--percent", "50", "50", "100", "0", "100"], "5 numbers"),
+    (["measure", "--percent", "60", "60", "100", "0", "100", "0"], "120"),
+    (["measure", "--percent", "-10", "110", "100", "0", "100", "0"], "-10"),
+    (["measure", "--percent", "50.5", "49.5", "100", "0", "100", "0"], "50.5"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--model", "gpt2"], "gpt2"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--gen-len", "many"], "many"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--gen-len", "5000"], "5000"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--overlap", "perhaps"], "perhaps"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--device", "tpu"], "tpu"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--page-cache", "hot"], "hot"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--repeats", "0"], "repeats"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--speed", "9"], "--speed"),
+    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--output", "/proc/nowhere"], "/proc/nowhere"),
+    (["run", "q5"], "q5"),
+    (["run", "--device", "tpu"], "tpu"),
+    (["run", "--model", "opt-350m"], "opt-350m"),
+    (["run", "--page-cache", "hot"], "hot"),
+    (["place", "--percent", "0", "101", "100", "0", "100", "0"], "101"),
+    (["place", "--percent", "0", "100", "100", "0", "100", "0", "--model", "opt"], "'opt'"),
+    (["analyze", "nothing.csv", "--output", "somewhere"], "nothing.csv"),
+    (["analyze"], "RESULTS"),
+])
+def test_what_cannot_be_is_2_in_one_line_and_starts_nothing(arguments, named, capsys, nothing_starts, tmp_path):
+    if arguments[:1] == ["measure"] and "--output" not in arguments:
+        arguments = [*arguments, "--output", str(tmp_path)]
+    assert main(arguments) == REFUSED
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("refused: ") and printed.err.count("\n") == 1 and named in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- place, analyze, doctor
+
+
+def test_place_gives_what_was_asked_and_what_comes_of_it(capsys):
+    assert main(["place", "--percent", *["20", "80", "100", "0", "100", "0"], "--model", "facebook/opt-1.3b", "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    shares = {"gpu_percent", "cpu_percent", "disk_percent"}
+    assert set(found["asked"]) == shares
+    assert set(found["achieved"]) == shares | {"gpu_gib", "cpu_gib", "disk_gib"}
+    assert found["asked"]["gpu_percent"] == 20 and found["achieved"]["gpu_percent"] == pytest.approx(7.4, abs=0.05)
+    assert main(["place", "--percent", *["20", "80", "100", "0", "100", "0"], "--compress-weight"]) == DONE
+    assert "4-bit weights" in capsys.readouterr().out
+
+
+def test_analyze_writes_tables_figures_and_report(tmp_path, capsys):
+    assert main(["analyze", str(REFERENCE), "--output", str(tmp_path)]) == DONE
+    written = capsys.readouterr().out.split()
+    assert all(Path(path).is_file() for path in written)
+    kinds = {(Path(path).parent.name, Path(path).suffix) for path in written}
+    assert {("tables", ".csv"), ("tables", ".md"), ("figures", ".png")} <= kinds
+    assert (tmp_path / "report.md").is_file() and (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["measure", "--help"], ["doctor", "--help"]])
+def test_help_is_help(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == DONE and "usage: python -m helpers" in capsys.readouterr().out
+
+
+# ---- run
+
+
+def test_a_dry_run_lists_every_run_and_starts_nothing(tmp_path, capsys, nothing_starts):
+    assert main(["run", "--device", "emulated", "--dry-run", "--output", str(tmp_path / "out")]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 12 and all("opt-mini" in line for line in lines)
+    assert [line.split()[0] for line in lines][:5] == ["q1-1", "q1-2", "q1-3", "q1-4", "q1-5"]
+    assert main(["run", "q2", "--device", "emulated", "--dry-run"]) == DONE
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def notebooks_that(monkeypatch, tmp_path):
+    """What `run` does once its notebooks have run, in place of them: each with an error or none."""
+
+    def run(errors):
+        def stand_in(names, parameters, output, fresh):
+            return [suite.NotebookRun(name, tmp_path / f"{name}.ipynb", 1.0, errors.get(name, "")) for name in names]
+
+        monkeypatch.setattr(suite, "run", stand_in)
+        return main(["run", "q2", "--device", "emulated", "--output", str(tmp_path)])
+
+    return run
+
+
+def test_a_notebook_that_failed_is_1(notebooks_that, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lab, "without_figures", lambda plan, output: [])
+    monkeypatch.setattr(suite, "write_report", lambda output: [output / "report.html"])
+    assert notebooks_that({}) == DONE
+    assert notebooks_that({"q2": "cell 4: ValueError: why"}) == FAILED
+    assert "FAIL q2.ipynb" in capsys.readouterr().err
+
+
+def test_a_run_without_figures_is_1_though_its_notebook_went_through(notebooks_that, tmp_path, capsys):
+    assert notebooks_that({}) == FAILED  # nothing is in the log
+    said = capsys.readouterr().err
+    assert "no figures for q2-b1, q1-5, q2-b16" in said and "no report" in said
+
+
+# ---- from elsewhere
+
+
+def test_from_another_folder_paths_are_the_callers_and_the_default_is_the_projects(tmp_path):
+    command = [sys.executable, "-m", "helpers", "measure", "--percent", *["100", "0", "100", "0", "100", "0"], *SHORT, "--json",
+               "--output", "mine"]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(lab.ROOT)}, capture_output=True, text=True)
+    assert ran.returncode == DONE, ran.stderr
+    assert json.loads(ran.stdout)["status"] == "done"
+    assert len(list(Log(tmp_path / "mine" / lab.LOG_NAME))) == 1
+    assert str(lab.DEFAULT_OUTPUT) == str(__main__.OUTPUT)
