@@ -133,13 +133,14 @@ def test_what_cannot_be_is_2_in_one_line_and_starts_nothing(arguments, named, ca
 
 
 def test_place_gives_what_was_asked_and_what_comes_of_it(capsys):
-    assert main(["place", "--percent", *["20", "80", "100", "0", "100", "0"], "--model", "facebook/opt-1.3b", "--json"]) == DONE
+    asked = ["place", "--percent", "20", "80", "100", "0", "100", "0", "--model", "facebook/opt-1.3b"]
+    assert main([*asked, "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
     shares = {"gpu_percent", "cpu_percent", "disk_percent"}
     assert set(found["asked"]) == shares
     assert set(found["achieved"]) == shares | {"gpu_gib", "cpu_gib", "disk_gib"}
     assert found["asked"]["gpu_percent"] == 20 and found["achieved"]["gpu_percent"] == pytest.approx(7.4, abs=0.05)
-    assert main(["place", "--percent", *["20", "80", "100", "0", "100", "0"], "--compress-weight"]) == DONE
+    assert main([*asked, "--compress-weight"]) == DONE
     assert "4-bit weights" in capsys.readouterr().out
 
 
@@ -204,8 +205,8 @@ def test_a_run_without_figures_is_1_though_its_notebook_went_through(notebooks_t
 
 
 def test_from_another_folder_paths_are_the_callers_and_the_default_is_the_projects(tmp_path):
-    command = [sys.executable, "-m", "helpers", "measure", "--percent", *["100", "0", "100", "0", "100", "0"], *SHORT, "--json",
-               "--output", "mine"]
+    command = [sys.executable, "-m", "helpers", "measure", "--percent", "100", "0", "100", "0", "100", "0", *SHORT,
+               "--json", "--output", "mine"]
     ran = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(lab.ROOT)}, capture_output=True, text=True)
     assert ran.returncode == DONE, ran.stderr
