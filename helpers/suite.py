@@ -82,8 +82,8 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
     except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}".splitlines()[0]
-    return NotebookRun(name, executed, time.monotonic() - began_s, error)
+        error = f"{type(failure).__name__}: {failure}"
+    return NotebookRun(name, executed, time.monotonic() - began_s, error.partition("\n")[0])
 
 
 def _set_results_aside(output_dir: Path) -> None:

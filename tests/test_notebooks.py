@@ -1,0 +1,79 @@
+"""Notebooks as they lie in git: no output, one shape, little code in a cell, the same parameters everywhere."""
+
+from __future__ import annotations
+
+import ast
+
+import nbformat
+import pytest
+
+from helpers import lab, suite
+
+PATHS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = {path.name: nbformat.read(path, as_version=4) for path in PATHS}
+MOST_LINES = 25
+
+every_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def parameters(notebook):
+    """The parameters cell, as values by name."""
+    (cell,) = [cell for cell in code(notebook) if "parameters" in cell.metadata.get("tags", [])]
+    return {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body}
+
+
+def test_the_suite_runs_them_all():
+    assert sorted(suite.NOTEBOOKS.values()) == [path.name for path in PATHS]
+
+
+@every_notebook
+def test_it_is_a_valid_notebook_without_output(name):
+    notebook = NOTEBOOKS[name]
+    nbformat.validate(notebook)
+    for cell in code(notebook):
+        assert cell.outputs == [] and cell.execution_count is None
+    assert notebook.metadata.kernelspec.name == "python3"
+
+
+@every_notebook
+def test_its_head_says_what_it_is_what_it_asks_and_what_it_takes(name):
+    head = NOTEBOOKS[name].cells[0]
+    assert head.cell_type == "markdown" and head.source.startswith("# ")
+    assert "?" in head.source and "**Takes**" in head.source
+
+
+@every_notebook
+def test_it_begins_with_the_same_cell_as_the_others(name):
+    first = code(NOTEBOOKS[name])[0].source
+    assert first.startswith("# @title Set-up") and first == code(NOTEBOOKS[PATHS[0].name])[0].source
+
+
+@every_notebook
+def test_a_cell_is_short_plain_python_and_has_a_heading(name):
+    cells = NOTEBOOKS[name].cells
+    for before, cell in zip([None, *cells], cells):
+        if cell.cell_type == "code":
+            assert len(cell.source.splitlines()) <= MOST_LINES
+            ast.parse(cell.source)  # no magics, no shell: neither fails where it stands
+    sections = [cell.source for cell in cells if cell.cell_type == "markdown"][1:]
+    assert all(source.startswith("## ") for source in sections)
+    assert sections[-1].startswith("## Summary")
+
+
+@every_notebook
+def test_its_parameters_are_those_of_every_notebook(name):
+    assert list(parameters(NOTEBOOKS[name])) == list(parameters(NOTEBOOKS[PATHS[0].name]))
+    assert parameters(NOTEBOOKS[name]) == parameters(NOTEBOOKS[PATHS[0].name])
+
+
+@every_notebook
+def test_each_parameter_is_explained_above_its_cell(name):
+    cells = NOTEBOOKS[name].cells
+    place = next(i for i, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", []))
+    assert cells[place - 1].cell_type == "markdown"
+    for parameter in parameters(NOTEBOOKS[name]):
+        assert f"`{parameter}`" in cells[place - 1].source

@@ -1,0 +1,149 @@
+"""The suite: what is wrong is said before it starts, a notebook that fails is kept and named, the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from helpers import lab, suite
+from helpers.errors import Refused
+from helpers.homework import QUESTIONS
+from helpers.results import Log
+
+PARAMETERS = 'output_dir = ""\nfresh = False'
+
+
+@pytest.fixture
+def notebooks(tmp_path, monkeypatch):
+    """A folder of notebooks made of these cells, in place of the project's."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setattr(suite, "NOTEBOOK_FOLDER", folder)
+
+    def make(**cells_by_name):
+        for name, cells in cells_by_name.items():
+            notebook = nbformat.v4.new_notebook()
+            notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+            notebook.cells = [nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})]
+            notebook.cells += [nbformat.v4.new_code_cell(cell) for cell in cells]
+            nbformat.write(notebook, folder / f"{name}.ipynb")
+        monkeypatch.setattr(suite, "NOTEBOOKS", {name: f"{name}.ipynb" for name in cells_by_name})
+
+    return make
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    def started(*arguments, **options):
+        raise AssertionError("a notebook was run")
+
+    monkeypatch.setattr(papermill, "execute_notebook", started)
+
+
+# ---- refused first
+
+
+@pytest.mark.parametrize("names, parameters, named", [
+    (["q1", "q5"], {}, "'q5'"),
+    (["q1"], {"devise": "auto"}, "'devise'"),
+    (["q1", "q2"], {"output_dir": "", "prompt_len": 128}, "'prompt_len'"),
+])
+def test_what_a_notebook_does_not_have_is_refused_before_any_runs(names, parameters, named, tmp_path, nothing_runs):
+    """papermill would log a warning and run the defaults."""
+    with pytest.raises(Refused) as refused:
+        suite.run(names, parameters, tmp_path / "out")
+    assert named in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_any_runs(nothing_runs):
+    with pytest.raises(Refused, match="/proc/nowhere"):
+        suite.run(["q1"], {}, Path("/proc/nowhere"))
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    with pytest.raises(Refused):
+        suite.write_report(tmp_path)
+
+
+# ---- a notebook fails
+
+
+def test_a_notebook_that_fails_is_kept_and_named_and_the_next_one_runs(notebooks, tmp_path):
+    notebooks(
+        bad=["print('before')", "raise ValueError('first line\\nsecond line')", "print('after')"],
+        killed=["import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"],
+        good=["print(output_dir)"],
+    )
+    bad, killed, good = suite.run(["bad", "killed", "good"], {"output_dir": "given"}, tmp_path / "out")
+    assert "ValueError" in bad.error and "first line" in bad.error and "\n" not in bad.error
+    outputs = [str(cell.get("outputs", "")) for cell in nbformat.read(bad.executed, as_version=4).cells]
+    assert any("before" in text for text in outputs) and any("second line" in text for text in outputs)
+    assert "Kernel" in killed.error and killed.executed.is_file()
+    assert good.error == "" and "given" in good.executed.read_text()
+    assert bad.executed.parent == tmp_path / "out" / "notebooks"
+
+
+def test_a_notebook_runs_in_its_folder_whatever_the_callers(notebooks, tmp_path, monkeypatch):
+    notebooks(where=["import os\nprint('in', os.getcwd())"])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (ran,) = suite.run(["where"], {}, Path("out"))
+    assert ran.error == "" and f"in {suite.NOTEBOOK_FOLDER}" in ran.executed.read_text()
+    assert ran.executed.resolve().parent == elsewhere / "out" / "notebooks"
+
+
+def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
+    notebooks(nothing=["pass"])
+    log = tmp_path / lab.LOG_NAME
+    log.write_text("what was measured\n")
+    suite.run(["nothing"], {}, tmp_path, fresh=True)
+    assert not log.exists() or log.read_text() == ""
+    (aside,) = tmp_path.glob("results-until-*.jsonl")
+    assert aside.read_text() == "what was measured\n"
+
+
+# ---- the whole
+
+
+@pytest.mark.timeout(600)
+def test_the_whole_homework_from_one_command(tmp_path):
+    """Every notebook, on the emulated GPU, from another folder, into a folder that is not there yet."""
+    out = tmp_path / "deeper" / "out"
+    ran = subprocess.run(
+        [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(lab.ROOT)}, capture_output=True, text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+    records = list(Log(out / lab.LOG_NAME))
+    assert [record.status for record in records] == ["done"] * 12
+    assert len({record.key for record in records}) == 12  # a run that two questions share is made once
+    assert [record.settings.page_cache for record in records].count("cold") == 1
+
+    for file in suite.NOTEBOOKS.values():
+        notebook = nbformat.read(out / "notebooks" / file, as_version=4)
+        assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source)
+
+    tables = {path.stem: path.read_text(encoding="utf-8") for path in (out / "tables").glob("*.md")}
+    assert {"q1", "q1_ratios", "q2", "q2_ratios", "q3", "q4_disk", "q4_breakdown"} <= set(tables)
+    for question in QUESTIONS:
+        for name, text in tables.items():
+            if name.startswith(question):
+                assert "emulated" in text.lower(), name
+    assert {"q1_throughput", "q1_memory", "q1_parts", "q2", "q3", "q4_breakdown"} <= {
+        path.stem for path in (out / "figures").glob("*.png")}
+
+    report = (out / "report.md").read_text(encoding="utf-8")
+    for question in QUESTIONS:
+        assert re.search(rf"^## {question.upper()}\b", report, re.MULTILINE), question
+    assert "No run of this question" not in report and "missing" not in tables["q1"].lower()
+    assert (out / "report.html").stat().st_size > 10_000
