@@ -42,11 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
 
     run = commands.add_parser("run", help="run notebooks through papermill and write the report")
-    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)}, machine or explore; none: every notebook")
+    names = ", ".join([*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS])
+    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{names}; none: every notebook")
     run.add_argument("--device", default="auto", help="auto, cuda or emulated")
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
     run.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
     run.add_argument("--page-cache", default="natural", help="natural or cold")
+    run.add_argument("--repeats", type=int, default=3, metavar="N", help="times that each run is measured (default: 3)")
     run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
     run.add_argument("--dry-run", action="store_true", help="list the runs, start nothing")
     run.set_defaults(command=_run)
@@ -157,7 +159,7 @@ def _run(options: argparse.Namespace) -> int:
     for question in options.questions or QUESTIONS:
         if question in NOTEBOOKS_WITHOUT_RUNS:
             continue
-        plan |= homework.plan(question, device, options.model, options.page_cache)
+        plan |= homework.plan(question, device, options.model, options.page_cache, options.repeats)
     if options.dry_run:
         for name, settings in plan.items():
             print(f"{name:18} {lab.describe(settings)}")
@@ -169,7 +171,8 @@ def _run(options: argparse.Namespace) -> int:
     output = Path(options.output).resolve()
     folder = models.local_folder(options.model) if options.model else None
     parameters = {
-        "device": device, "model": str(folder or options.model), "page_cache": options.page_cache, "output_dir": str(output),
+        "device": device, "model": str(folder or options.model), "page_cache": options.page_cache,
+        "repeats": options.repeats, "output_dir": str(output),
     }
     runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh)
     for one in runs:

@@ -85,6 +85,7 @@ def plan(
     device: Literal["cuda", "emulated"],
     model: str = "",
     page_cache: Literal["natural", "cold"] = "natural",
+    repeats: int = 3,
 ) -> dict[str, RunSettings]:
     """The runs of a question by row id, in the order of its tables. Raises Refused for an unknown question.
 
@@ -94,7 +95,8 @@ def plan(
         raise Refused(f"question {question!r}: choose from {', '.join(QUESTIONS)}")
     return {
         row.id: row.settings(
-            model=model or MODEL[device], device=device, workload=WORKLOAD[device], page_cache=page_cache
+            model=model or MODEL[device], device=device, workload=WORKLOAD[device], page_cache=page_cache,
+            repeats=repeats,
         )
         for row in QUESTIONS[question]
     }

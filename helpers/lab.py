@@ -29,7 +29,6 @@ LOG_NAME = "results.jsonl"
 REPEAT_BUDGET_S = 60.0  # no further repeat once this much has been measured
 RUN_LIMIT_S = 1800.0
 
-# What a figure depends on, beside the machine.
 PACKAGES = ("flexgen", "torch", "numpy", "transformers", "papermill")
 
 
@@ -170,7 +169,7 @@ def _run_one(
         settings=settings,
         command=shlex.join(settings.flexgen_arguments()),
         machine=where,
-        versions=_versions(),
+        versions=versions(),
         started_at=outcome.started_at,
         duration_s=time.monotonic() - began_s,
         phases_s=outcome.phases_s,
@@ -213,7 +212,8 @@ def _placement(settings: RunSettings) -> Placement:
     return place(settings.opt_model, split.weights_gpu, split.weights_cpu, settings.compress_weight)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a figure depends on, beside the machine: Python and packages, by name."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -160,11 +160,11 @@ class PartQueue:
         return self._buffers[-1]
 
 
-def aligned_buffers(count: int, nbytes: int) -> list[Any]:
-    """Pinned buffers whose memory is aligned for O_DIRECT; `nbytes` is a multiple of the alignment."""
+def aligned_buffers(count: int, nbytes: int, pin: bool = True) -> list[Any]:
+    """Buffers whose memory is aligned for O_DIRECT; `nbytes` is a multiple of the alignment."""
     import torch
 
-    memory = torch.empty(count * nbytes + ALIGNMENT, dtype=torch.uint8, pin_memory=True)
+    memory = torch.empty(count * nbytes + ALIGNMENT, dtype=torch.uint8, pin_memory=pin)
     start = -memory.data_ptr() % ALIGNMENT
     return [memory[start + i * nbytes: start + (i + 1) * nbytes] for i in range(count)]
 

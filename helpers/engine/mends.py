@@ -164,7 +164,10 @@ class CopyQueue:
     pinned, and one after each copy is done."""
 
     def __init__(
-        self, queue: queues.Queue, when_ready: Callable[[], None], after_copy: Callable[[], None] = lambda: None
+        self,
+        queue: queues.Queue,
+        when_ready: Callable[[], None] = lambda: None,
+        after_copy: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._when_ready: Callable[[], None] | None = when_ready
