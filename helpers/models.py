@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,8 +154,8 @@ def resolve(name: str) -> OptModel:
 
 def local_folder(name: str) -> Path | None:
     """The transformers folder that `name` points to, or None if `name` is just a name."""
-    path = Path(name).expanduser()
-    return path.resolve() if (path / "config.json").is_file() else None
+    folder = os.path.expanduser(name)  # like isfile, and unlike Path's, it takes any text
+    return Path(folder).resolve() if os.path.isfile(os.path.join(folder, "config.json")) else None
 
 
 def _from_transformers_config(folder: Path) -> OptModel:

@@ -209,7 +209,8 @@ def read_jsonl(path: str | Path) -> tuple[Point, ...]:
 
 def _run_id(settings: RunSettings) -> str:
     """The homework's name for these settings, or their key."""
-    rows = [row for row in _homework_rows() if _is_row(row, settings) and row.page_cache in (None, settings.page_cache)]
+    same = _ROWS_BY_IDENTITY.get(_identity(settings), ())
+    rows = [row for row in same if row.page_cache in (None, settings.page_cache)]
     rows.sort(key=lambda row: row.page_cache is None)
     return rows[0].id if rows else settings.key
 
@@ -357,14 +358,17 @@ def _homework_rows() -> dict[Row, None]:
     return {row: None for rows in QUESTIONS.values() for row in rows}
 
 
-def _is_row(row: Row, run: Point | RunSettings) -> bool:
-    """Whether `run` is what `row` asks for, by what it is; the page cache apart."""
-    return (
-        run.split == OffloadSplit.parse(row.percent)
-        and run.workload.gpu_batch_size == row.gpu_batch_size
-        and run.compress_weight == row.compress_weight
-        and run.debug_mode == row.debug_mode
-    )
+def _identity(run: Row | Point | RunSettings) -> tuple:
+    """What makes a run a row of the homework, or not; the page cache apart."""
+    if isinstance(run, Row):
+        return OffloadSplit.parse(run.percent).percent, run.gpu_batch_size, run.compress_weight, run.debug_mode
+    return run.split.percent, run.workload.gpu_batch_size, run.compress_weight, run.debug_mode
+
+
+_ROWS_BY_IDENTITY = {
+    identity: tuple(row for row in _homework_rows() if _identity(row) == identity)
+    for identity in map(_identity, _homework_rows())
+}
 
 
 @dataclass(frozen=True)
@@ -403,6 +407,7 @@ def homework_rows(points: Iterable[Point]) -> Rows:
     Of several campaigns the one with the most rows is taken; of two points for one row the later one
     that is done. A note says what was left out.
     """
+    points = [point for point in points if _identity(point) in _ROWS_BY_IDENTITY]
     candidates = sorted((_match(group) for group in campaigns(points)), key=lambda rows: -len(rows.by_id))
     if not candidates or not candidates[0].by_id:
         return Rows({})
@@ -434,9 +439,12 @@ def _match(group: Sequence[Point]) -> Rows:
 def _by_row(group: Sequence[Point], rows: Iterable[Row] | None = None) -> tuple[dict[str, Point], tuple[str, ...]]:
     if rows is None:
         rows = [row for row in _homework_rows() if row.page_cache is None]
+    by_identity: dict[tuple, list[Point]] = {}
+    for point in group:
+        by_identity.setdefault(_identity(point), []).append(point)
     matched, notes = {}, []
     for row in rows:
-        same = [point for point in group if _is_row(row, point)]
+        same = by_identity.get(_identity(row), [])
         if same:
             done = [point for point in same if point.status == "done"]
             matched[row.id] = (done or same)[-1]

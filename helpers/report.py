@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ KINDS = {
     "predicted": "Worked out by a cost model, not measured.",
     "quoted": "Taken from the file named as the source, as it states them; nothing of it was measured here.",
 }
+
+MOST_LINES = 500  # of a table or a list in the report: a browser still opens it at once
 
 _STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -101,7 +104,7 @@ def markdown(
         blocks += ["## Beside the Colab T4"]
         blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]
     blocks += ["## Machine, versions, and how each figure was obtained", *_obtained(points, machine_text)]
-    blocks += ["## Every run", all_tables["all_rows"].markdown]
+    blocks += ["## Every run", _first_rows(all_tables["all_rows"]).markdown]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
@@ -145,11 +148,24 @@ def _obtained(points: Sequence[Point], machine_text: str) -> list[str]:
         blocks.append("The figures do not say on which machine and with which versions they were obtained.")
     commands = [f"{p.run_id}: {p.command}" for p in points if p.command]
     if commands:
-        blocks.append("Commands:\n\n" + "\n".join("    " + " ".join(command.split()) for command in commands))
+        shown = ["    " + " ".join(command.split()) for command in commands[:MOST_LINES]]
+        blocks.append("Commands:\n\n" + "\n".join(shown) + _and_more(commands))
     notes = [f"- {in_line(p.run_id)}: {in_line(note)}" for p in points for note in p.notes]
     if notes:
-        blocks.append("Notes:\n\n" + "\n".join(notes))
+        blocks.append("Notes:\n\n" + "\n".join(notes[:MOST_LINES]) + _and_more(notes))
     return blocks
+
+
+def _first_rows(table: Table) -> Table:
+    """A table that a page can hold; its file has all of it."""
+    if len(table.shown) <= MOST_LINES:
+        return table
+    caption = f"{table.caption} The first {MOST_LINES} of {len(table.shown):,}; all are in tables/{table.name}.csv."
+    return dataclasses.replace(table, caption=caption, shown=table.shown.head(MOST_LINES))
+
+
+def _and_more(lines: Sequence[str]) -> str:
+    return f"\n\n... and {len(lines) - MOST_LINES:,} more." if len(lines) > MOST_LINES else ""
 
 
 def _count(points: Sequence[Point], kind: str) -> str:
