@@ -93,6 +93,21 @@ def _gpu(index: int, handle: Any) -> Gpu:
     )
 
 
+def compute_capability() -> tuple[int, int] | None:
+    """The generation of the GPU that is CUDA's device 0, as CUDA counts; None where NVML won't say."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = visible_handles()
+        return tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handles[0])) if handles else None
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def visible_handles() -> list[Any]:
     """NVML handles of the GPUs that CUDA may use, CUDA's device 0 first. Needs nvmlInit; raises pynvml.NVMLError."""
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
@@ -469,7 +484,10 @@ class MachineCeilings(Frozen):
 
 
 def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> MachineCeilings:
-    """Measure this machine in under a minute; a test that fails is None with a note. Leaves nothing in `folder`."""
+    """Measure this machine in under a minute; a test that fails is None with a note. Leaves nothing in `folder`,
+    which is made if it is not there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     notes = []
     measured: dict[str, float | None] = {}
     for test in (disk_read_gb_s, page_cache_read_gb_s):

@@ -315,12 +315,13 @@ def small_test_file(monkeypatch):
 
 
 def test_ceilings_are_measured_kept_as_json_and_leave_nothing(tmp_path, small_test_file):
-    ceilings = machine.measure_ceilings("emulated", tmp_path)
+    folder = tmp_path / "not there yet"
+    ceilings = machine.measure_ceilings("emulated", folder)
     assert ceilings.page_cache_read_gb_s > 0
     assert (ceilings.disk_read_gb_s is None) == any(n.startswith("disk_read_gb_s: not") for n in ceilings.notes)
     assert ceilings.gpu_copy_gb_s is ceilings.matmul_tflop_s is None
     assert machine.MachineCeilings.model_validate_json(ceilings.model_dump_json()) == ceilings
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_the_disks_ceiling_comes_from_the_disk(tmp_path, small_test_file):
