@@ -1,0 +1,346 @@
+"""The first cell: finds the laboratory from any folder, installs what is missing, changes nothing that is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers import colab, doctor, forecast, homework, lab, machine, machine_profiles
+from helpers.errors import Refused
+
+NOTEBOOKS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
+FIRST_CELL = next(cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code")
+COLAB_PYTHON = lab.ROOT / ".venv-colab" / "bin" / "python"  # with Colab's Jupyter: see the Makefile
+
+
+def run_cell(folder: Path, times: int = 1, **environment: str) -> subprocess.CompletedProcess:
+    """The first cell as a kernel runs it: in a folder, in a Python of its own, as often as asked."""
+    code = f"cell = {FIRST_CELL!r}\nfor _ in range({times}): exec(cell)"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def a_project(folder: Path) -> Path:
+    """A project of which there is no more than the first cell looks for; it says where it is."""
+    (folder / "helpers").mkdir(parents=True)
+    (folder / "helpers" / "__init__.py").touch()
+    (folder / "helpers" / "colab.py").write_text("def set_up(): print('set up', __file__)")
+    return folder
+
+
+# ---------------------------------------------------------------- the cell
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_every_notebook_begins_with_the_same_short_cell(path):
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    assert cells[0].source == FIRST_CELL
+    assert len(FIRST_CELL.splitlines()) < 20
+
+
+@pytest.mark.parametrize("where, start", [
+    ("lab", "lab"), ("lab", "lab/notebooks"), ("lab", "lab/notebooks/deep/er"), ("offload-lab", "."),
+    ("uploaded-main", "."),
+])
+def test_the_project_is_found_here_above_or_beside(tmp_path, where, start):
+    project = a_project(tmp_path / where)
+    (tmp_path / start).mkdir(parents=True, exist_ok=True)
+    ran = run_cell(tmp_path / start)
+    assert ran.stdout == f"set up {project / 'helpers' / 'colab.py'}\n", ran.stderr
+
+
+def test_where_there_is_none_it_is_cloned_from_the_badges_repository_once(tmp_path):
+    origin = a_project(tmp_path / "origin" / "some-lab")
+    git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "init", "-q", str(origin)], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "all"], check=True)
+    empty = tmp_path / "content"
+    empty.mkdir()
+    cell = {
+        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.file://{origin}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/" + repository(),
+    }
+    first = run_cell(empty, times=2, **cell)
+    again = run_cell(empty, GIT_CONFIG_COUNT="0", GIT_ALLOW_PROTOCOL="none")
+    clone = f"set up {empty / 'offload-lab' / 'helpers' / 'colab.py'}\n"
+    assert (first.stdout, again.stdout) == (clone * 2, clone), first.stderr + again.stderr
+
+
+def repository() -> str:
+    line = next(line for line in FIRST_CELL.splitlines() if line.startswith("repository = "))
+    return line.split('"')[1]
+
+
+def test_a_clone_that_fails_stops_the_cell_with_gits_own_words(tmp_path):
+    ran = run_cell(
+        tmp_path, GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0=f"url.file://{tmp_path}/nothing.insteadOf",
+        GIT_CONFIG_VALUE_0="https://github.com/" + repository(),
+    )
+    assert ran.returncode != 0
+    assert "nothing" in ran.stderr and "fatal" in ran.stderr
+
+
+def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harmless(tmp_path):
+    before = colab.installed()
+    ran = run_cell(lab.ROOT / "notebooks", times=2)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert all(line.startswith(("[OK]", "[warn]")) for line in lines), ran.stdout
+    names = [line[7:].split(":")[0] for line in lines]
+    once = len(names) // 2
+    assert names[:once] == names[once:]
+    assert names[:6] == ["GPU", "RAM", "disk", "packages", "iostat", "weights"]
+    assert colab.installed() == before
+
+
+def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", "import helpers.colab as c; print(c.missing(c.ROOT / 'requirements.txt'))"],
+        cwd=lab.ROOT, capture_output=True, text=True,
+    )
+    assert "papermill" in ran.stdout and "torch" in ran.stdout, ran.stderr
+
+
+# ---------------------------------------------------------------- installing
+
+
+def wheel(folder: Path, name: str, version: str, needs: str = "") -> None:
+    """A package with nothing in it but its name, version and one requirement."""
+    info = f"{name}-{version}.dist-info"
+    needed = f"Requires-Dist: {needs}\n" if needs else ""
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """A Python of its own with `frontend` 1.0; a registry with 2.0 of it, and applications that want either."""
+    folder = tmp_path_factory.mktemp("image")
+    registry = folder / "wheels"
+    registry.mkdir()
+    wheel(registry, "frontend", "1.0")
+    wheel(registry, "frontend", "2.0")
+    wheel(registry, "app", "1.0", "frontend>=1")
+    wheel(registry, "app", "2.0", "frontend>=2")
+    wheel(registry, "greedy", "1.0", "frontend>=2")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(registry), "PIP_CONFIG_FILE": os.devnull}
+    environment["PYTHONPATH"] = str(lab.ROOT)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([str(python), "-m", "pip", "install", "-q", "frontend==1.0"], check=True, env=environment)
+
+    def install(requirements: str) -> subprocess.CompletedProcess:
+        file = folder / "requirements.txt"
+        file.write_text(requirements)
+        code = "import sys, pathlib, json; from helpers import colab\nsay = lambda text: print(text, file=sys.stderr)\n"
+        code += "print(json.dumps([colab.install_missing(pathlib.Path(sys.argv[1]), say), colab.installed()]))"
+        return subprocess.run([str(python), "-c", code, str(file)], env=environment, capture_output=True, text=True)
+
+    return install
+
+
+def test_pip_may_not_change_what_is_there_to_install_what_is_missing(image):
+    before = json.loads(image("frontend>=1  # there\n").stdout)[1]
+    installed, after = json.loads(image("# why\n\nfrontend>=1   # there\napp>=1  # missing\n").stdout)
+    assert installed == ["app 1.0"], "the newest app would have taken frontend to 2.0"
+    assert after == before | {"app": "1.0"}
+    again, unchanged = json.loads(image("app>=1\n").stdout)
+    assert (again, unchanged) == ([], after)
+
+
+def test_what_cannot_be_had_without_a_change_is_refused_with_pips_reason_and_nothing_is_changed(image):
+    before = json.loads(image("frontend\n").stdout)[1]
+    ran = image("greedy>=1\n")
+    assert ran.returncode != 0
+    last = ran.stderr.strip().splitlines()[-1]
+    assert "Refused: cannot install greedy>=1" in last and "ERROR" in last
+    assert json.loads(image("frontend\n").stdout)[1] == before
+
+
+def test_the_meta_package_that_opens_notebooks_is_not_asked_for_in_one(tmp_path):
+    (tmp_path / "requirements.txt").write_text("jupyter>=1.0\nno-such-package-here>=2\n")
+    assert colab.missing(tmp_path / "requirements.txt") == ["no-such-package-here>=2"]
+
+
+@pytest.mark.parametrize("version, can_be_pinned", [
+    ("2.11.0+cu128", True), ("1.1.10.post3", True), ("2.0.0b7", True), ("26.2.1", True), ("1.2-unknown", False),
+    ("", False),
+])
+def test_versions_that_pip_cannot_compare_are_left_out_of_its_constraints(version, can_be_pinned):
+    assert bool(colab.VERSION.fullmatch(version)) == can_be_pinned
+
+
+# ---------------------------------------------------------------- iostat, Drive
+
+
+@pytest.fixture
+def apt(tmp_path, monkeypatch):
+    """An apt-get in a PATH without iostat: notes how it was called, and does what the test gives it to do."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def with_script(script: str) -> Path:
+        (folder / "apt-get").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
+        (folder / "apt-get").chmod(0o755)
+        return tmp_path / "calls"
+
+    for tool in ("sh", "touch", "chmod", "test"):
+        (folder / tool).symlink_to(shutil.which(tool))
+    monkeypatch.setenv("PATH", str(folder))
+    return with_script
+
+
+def test_iostat_comes_from_apt_after_an_update_if_need_be(apt, tmp_path):
+    calls = apt(f'if test "$1" = install; then test -e {tmp_path}/lists || exit 100; '
+                f"touch {tmp_path}/bin/iostat; chmod +x {tmp_path}/bin/iostat; else touch {tmp_path}/lists; fi")
+    colab.install_iostat()
+    assert shutil.which("iostat")
+    assert [line.split()[0] for line in calls.read_text().splitlines()] == ["install", "update", "install"]
+    colab.install_iostat()
+    assert len(calls.read_text().splitlines()) == 3
+
+
+def test_where_apt_does_not_let_us_we_go_on(apt):
+    apt("exit 100")
+    colab.install_iostat()
+    assert shutil.which("iostat") is None
+
+
+def test_an_apt_that_hangs_is_left(apt, monkeypatch):
+    monkeypatch.setattr(colab, "APT_LIMIT_S", 0.2)
+    apt("while :; do :; done")
+    colab.install_iostat()
+
+
+def test_results_on_drive_are_for_colab_only(tmp_path):
+    colab.mount_drive(tmp_path)  # not on Drive: nothing to do
+    with pytest.raises(Refused, match="in Colab only"):
+        colab.mount_drive(Path("/content/drive/MyDrive/offload-lab"))
+
+
+# ---------------------------------------------------------------- doctor and what the homework will take
+
+
+def test_weights_and_offload_files_on_drive_are_warned_of(monkeypatch, tmp_path):
+    drive = machine.Disk(None, "fuse.drive", "FUSE", is_network=True)
+    monkeypatch.setattr(machine, "disk_of", lambda path: drive)
+    (found,) = (check for check in doctor.check(tmp_path) if check.name == "disk")
+    assert found.status == "warn" and "OFFLOAD_LAB_HOME" in found.text and "fuse.drive" in found.text
+
+
+def test_memory_that_passes_for_a_disk_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "disk_of", lambda path: machine.Disk(None, "tmpfs", "memory", is_memory=True))
+    checks = doctor.check(tmp_path)
+    assert not doctor.as_json(checks)["ready"]
+
+
+def test_a_cpu_runtime_hears_how_to_get_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "gpus", tuple)
+    (found,) = (check for check in doctor.check(tmp_path) if check.name == "GPU")
+    assert found.status == "warn" and "T4 GPU" in found.text and "emulated" in found.text
+
+
+def test_a_package_too_old_is_named(monkeypatch, tmp_path):
+    (tmp_path / "requirements.txt").write_text("pandas>=99  # why\njupyter>=99\n")
+    monkeypatch.setattr(lab, "ROOT", tmp_path)
+    (found,) = (check for check in doctor.check(tmp_path) if check.name == "packages")
+    assert found.status == "FAIL" and "pandas" in found.text and ">=99" in found.text
+
+
+def test_doctor_on_the_command_line_says_the_same_and_its_exit_code_follows(tmp_path):
+    command = [sys.executable, "-m", "helpers", "doctor"]
+    plain = subprocess.run(command, cwd=lab.ROOT, capture_output=True, text=True)
+    as_json = subprocess.run([*command, "--json"], cwd=lab.ROOT, capture_output=True, text=True)
+    report = json.loads(as_json.stdout)
+    assert [line[7:].split(":")[0] for line in plain.stdout.splitlines()] == [c["name"] for c in report["checks"]]
+    assert plain.returncode == as_json.returncode == (0 if report["ready"] else 1)
+
+
+def test_the_homework_is_run_once_whatever_questions_share(tmp_path):
+    forecasts = forecast.of_homework("emulated", tmp_path)
+    distinct = {run.key for question in homework.QUESTIONS for run in homework.plan(question, "emulated").values()}
+    assert sum(found.runs for found in forecasts.values()) == len(distinct)
+    assert all(found.seconds > 0 for found in forecasts.values())
+
+
+def test_what_is_known_costs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "without_figures", lambda runs, output: [])
+    found = forecast.of(homework.plan("q1", "emulated"), tmp_path)
+    assert (found.runs, found.known, found.seconds) == (0, 5, 0)
+    assert "known already" in str(found)
+    assert forecast.of(homework.plan("q1", "emulated"), tmp_path, fresh=True).runs == 5
+
+
+def a_gpu(name, monkeypatch):
+    here = machine.Machine(name=name, cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
+    monkeypatch.setattr(lab, "describe_machine", lambda device: here)
+
+
+def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_path, monkeypatch):
+    runs = homework.plan("q1", "cuda")
+    a_gpu("Tesla T4", monkeypatch)
+    found = forecast.of(runs, tmp_path)
+    # The hand-in's five generations alone: 64 tokens each at its token/s.
+    assert found.seconds > sum(64 / tokens_per_s for tokens_per_s in (65.771, 28.908, 0.814, 0.705, 0.357))
+    assert found.seconds < 20 * 60
+    assert "predicted" in found.basis
+    assert 2.7 < found.gpu_gib < 2.9 and found.host_gib > 8
+    a_gpu("Some GPU", monkeypatch)
+    unknown = forecast.of(runs, tmp_path)
+    assert unknown.seconds is None and "not known" in str(unknown)
+
+
+def test_a_machine_that_was_measured_is_predicted_from_that(tmp_path, monkeypatch):
+    runs = homework.plan("q1", "cuda")
+    a_gpu("Some GPU", monkeypatch)
+    faster = machine_profiles.T4_COLAB.model_copy(update={"name": "Some GPU", "disk_gb_s": 1.0})
+    (tmp_path / machine_profiles.PROFILE_NAME).write_text(faster.model_dump_json())
+    found = forecast.of(runs, tmp_path)
+    a_gpu("Tesla T4", monkeypatch)
+    assert found.seconds < forecast.of(runs, tmp_path).seconds
+    (tmp_path / machine_profiles.PROFILE_NAME).write_text("{")
+    a_gpu("Some GPU", monkeypatch)
+    assert forecast.of(runs, tmp_path).seconds is None
+
+
+@pytest.mark.parametrize("seconds, words", [(2, "5 s"), (47, "45 s"), (89, "90 s"), (91, "2 min"), (560, "9 min")])
+def test_a_forecast_is_no_more_exact_than_it_is(seconds, words):
+    assert forecast.in_words(seconds) == f"about {words}"
+
+
+# ---------------------------------------------------------------- Colab's Jupyter
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not COLAB_PYTHON.exists(), reason="no .venv-colab (`make .venv-colab/ready` makes it)")
+def test_every_notebook_runs_in_colabs_jupyter(tmp_path):
+    ran = subprocess.run(
+        [str(COLAB_PYTHON), "-m", "helpers", "run", "--device", "emulated", "--output", str(tmp_path)],
+        cwd=lab.ROOT, capture_output=True, text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert (tmp_path / "report.html").exists()
+    executed = [nbformat.read(path, 4) for path in sorted((tmp_path / "notebooks").glob("*.ipynb"))]
+    assert len(executed) == len(NOTEBOOKS)
+    ipykernel = subprocess.run(
+        [str(COLAB_PYTHON), "-c", "import importlib.metadata as m; print(m.version('ipykernel'))"],
+        capture_output=True, text=True,
+    )
+    assert ipykernel.stdout.strip() == "6.17.1"
