@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint clean
+.PHONY: run test lint badges test-colab clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/ready
@@ -24,6 +24,15 @@ $(VENV)/ready: requirements.txt constraints.txt
 $(VENV)/ready-dev: $(VENV)/ready requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
 	touch $@
+
+# Open-in-Colab badges and first cells point to the git remote, or to REPO=owner/name.
+badges:
+	$(PYTHON) -m helpers.badges $(REPO)
+
+# Every notebook and test with Colab's packages, where its Pythons are.
+COLAB_PYTHONS ?= python3.13 python3.12
+test-colab:
+	for python in $(COLAB_PYTHONS); do tests/colab.sh $$python || exit; done
 
 clean:
 	rm -rf $(VENV)

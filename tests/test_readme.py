@@ -1,0 +1,89 @@
+"""The README says what is so: its commands parse, its links lead somewhere, its messages and figures are the code's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+
+import pytest
+
+from helpers import __main__ as command_line, lab, points
+from helpers.machine_profiles import T4_COLAB, T4_GCP
+from helpers.tables import REFERENCE
+from helpers.time_model import predict
+from test_time_model import CALIBRATED_ON, HAND_IN, error, paper
+
+README = (lab.ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"python -m helpers ([^`\n]*?)\s*(?:#.*)?$", README, re.MULTILINE)
+MAKEFILE = (lab.ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", [found for found in COMMANDS if found])
+def test_every_command_is_one(command):
+    options = command_line._parser().parse_args(shlex.split(command))
+    assert callable(options.command)
+
+
+def test_every_command_of_the_laboratory_is_there():
+    named = {command.split()[0] for command in COMMANDS if command}
+    assert named >= {"run", "measure", "place", "predict", "search", "analyze", "doctor"}
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z-]+)\b(?! of)", README))))
+def test_every_make_target_is_one(target):
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
+def test_every_link_leads_to_a_file(path):
+    assert (lab.ROOT / path).exists()
+
+
+def test_every_picture_has_alternative_text():
+    pictures = re.findall(r"!\[([^\]]*)\]\(", README)
+    assert pictures and all(pictures)
+
+
+def troubleshooting():
+    section = README.split("## Troubleshooting")[1].split("\n## ")[0]
+    return [message for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+            for message in re.findall(r"`([^`]+)`", row)]
+
+
+def test_ten_problems_are_told_by_their_messages():
+    section = README.split("## Troubleshooting")[1].split("\n## ")[0]
+    assert len(re.findall(r"^\| `", section, re.MULTILINE)) >= 10
+
+
+@pytest.mark.parametrize("message", troubleshooting())
+def test_a_message_of_the_troubleshooting_is_the_codes_own(message):
+    if message.startswith("fatal: "):
+        return  # git's
+    sources = [path.read_text(encoding="utf-8") for path in (lab.ROOT / "helpers").rglob("*.py")] + [MAKEFILE]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))  # texts that go over several lines
+    for part in re.sub(r"^\[\w+\] \w+: ", "", message).split("..."):
+        assert part.strip(" :") in code
+
+
+def judged(name):
+    row = next(line for line in README.splitlines() if line.startswith(f"| `{name}`"))
+    return [cell.strip() for cell in row.split("|")][-3:-1]
+
+
+@pytest.mark.parametrize("name, errors", [
+    ("t4-colab", [error(point, T4_COLAB) for run_id, point in HAND_IN.items() if run_id not in CALIBRATED_ON]),
+    ("t4-gcp", [error(point, T4_GCP) for point in paper()]),
+])
+def test_the_errors_of_the_cost_model_are_those_that_it_makes(name, errors):
+    percents = [100 * abs(one) for one in errors]
+    assert judged(name) == [f"{statistics.fmean(percents):.1f} %", f"{max(percents):.1f} %"]
+
+
+def test_the_error_of_the_predicted_memory_is_as_said():
+    said = float(re.search(r"Peak GPU memory is within\s+([\d.]+) %", README)[1])
+    peaks = {point.run_id: point.peak_gpu_mem_gib for point in points.read(REFERENCE) if point.peak_gpu_mem_gib}
+    predicted = {name: predict(HAND_IN[name].settings, T4_COLAB).peak_gpu_mem_gib for name in peaks}
+    worst = max(abs(predicted[name] / peak - 1) for name, peak in peaks.items())
+    assert said - 0.1 <= 100 * worst <= said
+    assert len(peaks) == 9
