@@ -4,7 +4,8 @@ Parts, each as long as its settings and pairs make it; every measurement is a li
 and `--report` turns all lines into tables:
 
 - `fidelity`: FlexGen's own command and the laboratory in turn: throughput, peak GPU memory, tokens.
-- `whole-stock`, `whole-lab`: the homework's 13 commands as one types them, and `python -m helpers run --repeats 1`.
+- `whole-stock`, `whole-lab`: the homework's 13 commands as one types them, and `python -m helpers run q1 q2 q3 q4
+  --repeats 1`.
 - `direct`: `--disk-reader direct` beside FlexGen's reader, page cache cold, and beside a plain O_DIRECT reader.
 - `overhead`: runs with and without what is sampled beside them.
 - `small-host`: all weights on disk in a cgroup of 12 GiB, with FlexGen's copy buffers and fitted ones (needs root).
@@ -167,7 +168,7 @@ class Bench:
         model = ["--model", self.options.model] if self.options.model else []
         began_s = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "helpers", "run", "--device", self.device, *model, "--repeats", "1", "--fresh",
+            [sys.executable, "-m", "helpers", "run", *homework.QUESTIONS, "--device", self.device, *model, "--repeats", "1", "--fresh",
              "--output", str(output)],
             cwd=ROOT, stdout=sys.stderr,
         )
@@ -381,7 +382,7 @@ def whole_table(lines: list[dict[str, Any]]) -> str:
         records = [line for line in lines if line["who"] == "lab run" and line["run"] == run["run"]]
         cold_s = sum(line["wall_s"] for line in records if line["setting"] == "q4-disk-cold")
         stock_s = sum(line["wall_s"] for line in typed)
-        rows.append(["python -m helpers run", f"{len(records)} runs", run["wall_s"], 1.0, run["wall_s"] / stock_s
+        rows.append(["python -m helpers run q1 q2 q3 q4", f"{len(records)} runs", run["wall_s"], 1.0, run["wall_s"] / stock_s
                      if typed else ""])
         rows.append(["- without its cold run, which stock does not do", "", run["wall_s"] - cold_s, "",
                      (run["wall_s"] - cold_s) / stock_s if typed else ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import platform
@@ -14,7 +15,7 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import machine, weights
+from helpers import machine, memory_check, models, weights
 from helpers.engine import launcher, worker
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
@@ -79,12 +80,13 @@ def run(
     if todo:
         check_writable(log.path)
         launcher.warm_server()
+    prepare = functools.partial(_prepare, {}, say)
     bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
     with bar:
         for key, one in todo.items():
             bar.set_postfix_str(describe(one))
             record = _run_one(
-                key, one, here[one.device], root, limit_s, repeat_budget_s, say,
+                key, one, here[one.device], root, limit_s, repeat_budget_s, prepare,
                 on_phase=lambda phase, one=one: bar.set_postfix_str(f"{describe(one)}: {phase}"),
             )
             log.append(record)
@@ -129,12 +131,24 @@ def describe(settings: RunSettings) -> str:
         words.append(settings.debug_mode)
     if settings.page_cache == "cold":
         words.append("cold")
+    if settings.disk_reader == "direct":
+        words.append("direct reader")
+    if settings.copy_buffer == "fit":
+        words.append("fitted copy buffers")
     return ", ".join(words)
 
 
 def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:
     """This machine as a record names it."""
     return machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
+
+
+def _prepare(made: dict[str, weights.Weights], say: Callable[[str], None], name: str) -> weights.Weights:
+    """The weights of a model: prepared once for all runs (the hub may be asked), again if a file has broken since."""
+    model = models.resolve(name)
+    if name not in made or weights.broken_files(made[name].path / f"{model.name}-np", model):
+        made[name] = weights.prepare(name, say)
+    return made[name]
 
 
 def _run_one(
@@ -144,15 +158,15 @@ def _run_one(
     root: Path,
     limit_s: float,
     repeat_budget_s: float,
-    say: Callable[[str], None],
+    prepare: Callable[[str], weights.Weights],
     on_phase: Callable[[str], None],
 ) -> RunRecord:
     began_s = time.monotonic()
-    made, failure = None, None
+    made, failure, notes = None, None, []
     try:
-        _refuse_what_cannot_run(settings, where, root)
+        notes = _check(settings, where, root)
         on_phase("weights on disk")
-        made = weights.prepare(settings.model, say)
+        made = prepare(settings.model)
         outcome = launcher.run(
             settings, made, root, limit_s=limit_s, repeat_budget_s=repeat_budget_s, on_phase=on_phase
         )
@@ -182,29 +196,23 @@ def _run_one(
         peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
         samples=outcome.samples,
         failure=failure,
-        notes=tuple(outcome.result.get("notes", ())),
+        notes=(*notes, *outcome.result.get("notes", ())),
     )
 
 
-def _refuse_what_cannot_run(settings: RunSettings, where: Machine, root: Path) -> None:
-    """What would fail late, and can be known now. Raises Refused with what is needed and what there is."""
-    work, model = settings.workload, settings.opt_model
-    if where.gpu_mem_gib is not None:
-        cache = model.kv_cache_bytes(work.effective_batch, work.prompt_len, work.gen_len)
-        if settings.compress_cache:
-            cache /= 4  # 4 bits of 16, and some more for the scales
-        on_gpu = cache * settings.split.cache_gpu / 100 + _placement(settings).bytes_by_tier["gpu"]
-        if on_gpu / 2**30 > where.gpu_mem_gib:
-            raise Refused(
-                f"weights and KV cache on the GPU need {on_gpu / 2**30:.1f} GiB, {where.name} has "
-                f"{where.gpu_mem_gib:.1f} GiB: take a smaller batch, or put less on the GPU"
-            )
+def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
+    """Notes on what will be tight. Raises Refused for what would fail late, and can be known now."""
+    memory_check.check_gpu(settings, where, machine.compute_capability())
+    notes = []
+    if settings.device == "cuda":  # the emulated GPU pins nothing
+        notes += memory_check.check_host(settings, machine.memory_allowance())
     disk = machine.disk_of(root)
     split = settings.split
     activations_disk = 100 - split.activations_gpu - split.activations_cpu
     on_disk = _placement(settings).bytes_by_tier["disk"] or split.cache_disk or activations_disk
     if disk.is_memory and on_disk:
         raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
+    return notes
 
 
 def _placement(settings: RunSettings) -> Placement:

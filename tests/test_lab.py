@@ -146,8 +146,8 @@ WEIGHTS_GIB = EMULATED_MODEL.weight_bytes / GIB
     ("100 0 100 0 100 0", {}, WEIGHTS_GIB * 0.9, False),
     ("100 0 100 0 100 0", {}, WEIGHTS_GIB * 5, True),
     ("0 100 100 0 100 0", {}, WEIGHTS_GIB * 0.9, True),
-    ("0 100 100 0 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.1, False),
-    ("0 100 0 100 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.1, True),
+    ("0 100 100 0 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.3, False),
+    ("0 100 0 100 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.3, True),
 ])
 def test_a_gpu_too_small_for_weights_and_cache_is_refused_first(
     percent, options, gpu_mem_gib, fits, tmp_path, monkeypatch

@@ -123,6 +123,7 @@ class PartQueue:
         while True:
             item = self._next()
             if not isinstance(item, Part):
+                self._finish_all()
                 return item
             self._serve(item)
             del item  # while it waits, a thread holds nothing on the GPU
@@ -131,8 +132,7 @@ class PartQueue:
         try:
             return self._queue.get_nowait()
         except queues.Empty:
-            while self._copying:
-                self._finish_oldest()
+            self._finish_all()
             return self._queue.get()
 
     def _serve(self, part: Part) -> None:
@@ -147,6 +147,10 @@ class PartQueue:
         copied = torch.cuda.Event()
         copied.record()
         self._copying.append(copied)
+
+    def _finish_all(self) -> None:
+        while self._copying:
+            self._finish_oldest()
 
     def _finish_oldest(self) -> None:
         self._copying.pop(0).synchronize()
