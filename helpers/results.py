@@ -64,7 +64,8 @@ class Samples(Frozen):
 
 
 class Repeat(Frozen):
-    """One measured generation, in a process of its own. Latencies are FlexGen's own `generate` timer: prefill, then each decode pass.
+    """One measured generation, in a process of its own. Latencies are FlexGen's own `generate` timer: prefill, then
+    each decode pass.
 
     `disk_read_bytes` is what the disk's counter gave in the window, `own_read_bytes` what this process
     had to take from storage; both None where the kernel does not say.

@@ -6,8 +6,18 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from helpers import lab, machine
+
+# However slow or busy the machine is, a test says the same.
+settings.register_profile("at its own pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("at its own pace")
+
+
+def pytest_collection_modifyitems(items):
+    """The long one last."""
+    items.sort(key=lambda item: item.name == "test_the_whole_homework_from_one_command")
 
 
 @pytest.fixture(scope="session", autouse=True)

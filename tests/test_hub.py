@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from fake_hub import COMMIT, FakeHub, serving
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
+from fake_hub import COMMIT, FakeHub, serving
 from helpers import hub, models, synthetic, weights
 from helpers.errors import Refused
 

@@ -16,7 +16,7 @@ from helpers.engine import mends
 from helpers.errors import Refused
 
 IML_NAMES = ("opt-iml-1.3b", "opt-iml-30b", "opt-iml-max-1.3b", "opt-iml-max-30b")
-FLEXGENS_NAMES = tuple(name for name in models.KNOWN_MODELS if name != "opt-mini")
+FLEXGENS_NAMES = tuple(name for name, model in models.KNOWN_MODELS.items() if model not in models.SYNTHETIC_MODELS)
 
 CONFIG = {
     "model_type": "opt", "hidden_size": 64, "ffn_dim": 256, "num_hidden_layers": 2, "num_attention_heads": 4,

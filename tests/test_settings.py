@@ -42,6 +42,8 @@ def all_settings(draw):
         attn_sparsity=draw(st.floats(0.01, 1)) if sparse else 1.0,
         debug_mode=draw(st.sampled_from([None, "breakdown", "fewer_batch"])),
         page_cache=draw(st.sampled_from(["natural", "cold"])),
+        disk_reader=draw(st.sampled_from(["stock", "direct"])),
+        copy_buffer=draw(st.sampled_from(["stock", "fit"])),
         repeats=draw(st.integers(1, 5)),
     )
 

@@ -132,7 +132,9 @@ def _then_wait(original: Callable[..., None]) -> Callable[..., None]:
     return and_wait
 
 
-def load_weights_side_by_side(pytorch_backend: Any, flex_opt: Any, on_thread: Callable[[], AbstractContextManager]) -> None:
+def load_weights_side_by_side(
+    pytorch_backend: Any, flex_opt: Any, on_thread: Callable[[], AbstractContextManager]
+) -> None:
     """FlexGen reads (and with `--compress-weight` compresses, on the CPU) one weight after another. Each is a file and
     a tensor of its own: several threads do them at once. All are still allocated one by one, in FlexGen's order.
     """
