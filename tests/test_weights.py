@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
