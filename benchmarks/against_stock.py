@@ -1,4 +1,4 @@
-"""The laboratory beside FlexGen's own command, on one machine in one go: `python benchmarks/against_stock.py --parts ...`
+"""The laboratory beside FlexGen's own command, on one machine in one go: `against_stock.py --parts PART...`
 
 Parts, each as long as its settings and pairs make it; every measurement is a line of `--output` as soon as it is made,
 and `--report` turns all lines into tables:
@@ -150,13 +150,13 @@ class Bench:
         self._read_all_weights()
         for row_id in self.options.settings or [*dict.fromkeys(TYPED), "q4-disk-cold"]:
             settings = self.settings(row_id)
-            measure: list[Callable[[], dict[str, Any]]] = [
-                lambda: stock(settings, self.made, self.folder, quick_start=True),
-                lambda: ours(settings, self.folder),
-            ]
             for pair in range(self.options.pairs):
-                for one in measure if pair % 2 == 0 else reversed(measure):
-                    self.keep("fidelity", row_id, pair=pair, page_cache=settings.page_cache, **one())
+                for who in ("stock", "lab") if pair % 2 == 0 else ("lab", "stock"):
+                    if who == "stock":
+                        found = stock(settings, self.made, self.folder, quick_start=True)
+                    else:
+                        found = ours(settings, self.folder)
+                    self.keep("fidelity", row_id, pair=pair, page_cache=settings.page_cache, **found)
 
     def whole_stock(self) -> None:
         for number, row_id in enumerate(self.options.settings or TYPED):
@@ -168,8 +168,8 @@ class Bench:
         model = ["--model", self.options.model] if self.options.model else []
         began_s = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "helpers", "run", *homework.QUESTIONS, "--device", self.device, *model, "--repeats", "1", "--fresh",
-             "--output", str(output)],
+            [sys.executable, "-m", "helpers", "run", *homework.QUESTIONS, "--device", self.device, *model,
+             "--repeats", "1", "--fresh", "--output", str(output)],
             cwd=ROOT, stdout=sys.stderr,
         )
         wall_s = time.monotonic() - began_s
@@ -376,16 +376,14 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
 def whole_table(lines: list[dict[str, Any]]) -> str:
     """The homework's wall time, as typed and by the laboratory, and where the laboratory's goes."""
     typed = [line for line in lines if line["who"] == "stock"]
-    (run,) = [line for line in lines if line["who"] == "lab"][-1:] or [None]
-    rows = [["stock commands", f"{len(typed)} commands", sum(line["wall_s"] for line in typed), "", ""]]
-    if run:
+    typed_s = sum(line["wall_s"] for line in typed)
+    rows: list[list[Any]] = [["stock", f"{len(typed)} commands", typed_s, "", ""]]
+    for run in [line for line in lines if line["who"] == "lab"][-1:]:
         records = [line for line in lines if line["who"] == "lab run" and line["run"] == run["run"]]
         cold_s = sum(line["wall_s"] for line in records if line["setting"] == "q4-disk-cold")
-        stock_s = sum(line["wall_s"] for line in typed)
-        rows.append(["python -m helpers run q1 q2 q3 q4", f"{len(records)} runs", run["wall_s"], 1.0, run["wall_s"] / stock_s
-                     if typed else ""])
-        rows.append(["- without its cold run, which stock does not do", "", run["wall_s"] - cold_s, "",
-                     (run["wall_s"] - cold_s) / stock_s if typed else ""])
+        for what, seconds in (("python -m helpers run q1 q2 q3 q4", run["wall_s"]),
+                              ("- without its cold run, which is no command of stock's", run["wall_s"] - cold_s)):
+            rows.append([what, f"{len(records)} runs", seconds, "", seconds / typed_s if typed else ""])
         for phase, seconds in phases(records, run["wall_s"]).items():
             rows.append([f"- {phase}", "", seconds, seconds / run["wall_s"], ""])
     return table(["what", "of", "wall s", "share", "of stock's"], rows)

@@ -1,4 +1,4 @@
-"""The benchmark against stock: what FlexGen printed is read right, pairs are compared with each other, shares add up."""
+"""The benchmark against stock: what FlexGen printed is read right, pairs are compared by themselves, shares add up."""
 
 import json
 import sys

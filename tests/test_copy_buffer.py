@@ -2,9 +2,9 @@
 do not fit."""
 
 import pytest
-from factories import MACHINE, done, mini, run_one
 from hypothesis import given, settings as budget, strategies as st
 
+from factories import MACHINE, done, mini, run_one
 from helpers import lab, machine, memory_check
 from helpers.engine import launcher
 from helpers.errors import Refused
@@ -104,7 +104,9 @@ def test_what_is_tight_runs_with_a_note():
     assert memory_check.check_host(cuda("0 0 100 0 100 0"), allowance(12)) == []
 
 
-@pytest.mark.parametrize("free_gib, copy_buffer, status", [(4, "stock", "refused"), (4, "fit", None), (9, "stock", None)])
+@pytest.mark.parametrize("free_gib, copy_buffer, status", [
+    (4, "stock", "refused"), (4, "fit", None), (9, "stock", None),
+])
 def test_a_real_run_is_checked_before_it_starts(free_gib, copy_buffer, status, tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "describe_machine", lambda device: MACHINE)
     monkeypatch.setattr(machine, "memory_allowance", lambda: allowance(free_gib))

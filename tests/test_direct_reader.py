@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from factories import done, mini, run_one
 from hypothesis import given, settings as budget, strategies as st
 
+from factories import done, mini, run_one
 from helpers.engine import direct_reader
 from helpers.engine.direct_reader import ALIGNMENT, BUFFER_BYTES, PART_BYTES, DirectReader, PartQueue, cut
 from helpers.placement import place
