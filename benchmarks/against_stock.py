@@ -164,7 +164,7 @@ class Bench:
             self.keep("whole", row_id, number=number, **found)
 
     def whole_lab(self) -> None:
-        output = self.folder / "whole"
+        output = self.options.lab_output or self.folder / "whole"
         model = ["--model", self.options.model] if self.options.model else []
         began_s = time.monotonic()
         done = subprocess.run(
@@ -489,6 +489,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", default="")
     parser.add_argument("--output", default="against_stock.jsonl", help="measurements, one a line; added to")
+    parser.add_argument("--lab-output", type=Path, help="keep what whole-lab writes in this folder")
     parser.add_argument("--offload-root", default=None, help="default: the laboratory's")
     parser.add_argument("--report", action="store_true", help="print the tables of all measurements in --output")
     options = parser.parse_args(arguments)

@@ -182,6 +182,10 @@ def _other_options(settings: RunSettings) -> str:
         options.append("--pin-weight false")
     if settings.attn_sparsity < 1:
         options.append(f"--attn-sparsity {settings.attn_sparsity}")
+    if settings.disk_reader != "stock":
+        options.append(f"--disk-reader {settings.disk_reader}")
+    if settings.copy_buffer != "stock":
+        options.append(f"--copy-buffer {settings.copy_buffer}")
     return " ".join(options)
 
 
