@@ -16,7 +16,8 @@ lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 
 $(VENV)/ready: requirements.txt constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed; $(PYTHON) is {v[0]}.{v[1]}. Try: make PYTHON=python3.12 run")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed; $(PYTHON) is {v[0]}.{v[1]}. Try: make PYTHON=python3.12 run")'
+	@echo "Installing into $(VENV), once: a few minutes, mostly torch"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
 	touch $@

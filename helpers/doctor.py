@@ -130,7 +130,9 @@ def _size(size: int) -> str:
 
 def _homework(device: Literal["cuda", "emulated"], output_dir: Path) -> list[Check]:
     forecasts = forecast.of_homework(device, output_dir)
-    checks = [Check("OK", question.upper(), str(found)) for question, found in forecasts.items()]
+    checks = [
+        Check("warn" if found.refused else "OK", question.upper(), str(found)) for question, found in forecasts.items()
+    ]
     seconds = [found.seconds for found in forecasts.values()]
     if None not in seconds and sum(seconds):
         checks.append(Check("OK", "Q1 to Q4", forecast.in_words(sum(seconds))))

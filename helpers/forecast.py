@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import homework, lab, machine_profiles, time_model
+from helpers import homework, lab, machine, machine_profiles, memory_check, time_model
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
@@ -26,7 +26,8 @@ EMULATED_PASS_S = 0.015
 @dataclass(frozen=True)
 class Forecast:
     """Runs still to make and runs known already; `seconds` of the former, None where nothing says how fast this
-    machine is, and `basis` in words; the most GiB that one of them takes of each memory."""
+    machine is, and `basis` in words; the most GiB that one of them takes of each memory. `refused`: those that will
+    not fit, by name, and why; they are not in the other figures."""
 
     runs: int
     known: int
@@ -35,9 +36,10 @@ class Forecast:
     gpu_gib: float
     host_gib: float
     disk_gib: float
+    refused: dict[str, str]
 
     def __str__(self) -> str:
-        if not self.runs:
+        if not self.runs and not self.refused:
             return "nothing to run, every result is known already"
         known = f" ({self.known} known already)" if self.known else ""
         words = [f"{self.runs} run{'s' if self.runs > 1 else ''}{known}"]
@@ -46,13 +48,15 @@ class Forecast:
         takes = [f"{size:.1f} GiB {where}" for where, size in sizes.items() if size >= 0.05]
         if takes:
             words.append(f"at most {', '.join(takes)}")
+        words += [f"{name} will be refused ({why})" for name, why in self.refused.items()]
         return ", ".join(words)
 
 
 def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -> Forecast:
     """The forecast of some runs, as `lab.run` would make them: without those that the output folder knows."""
-    to_run = list(runs) if fresh else lab.without_figures(runs, output_dir)
-    new = [runs[name] for name in dict.fromkeys(to_run)]
+    to_run = {name: runs[name] for name in (runs if fresh else lab.without_figures(runs, output_dir))}
+    refused = {name: why for name, run in to_run.items() if (why := _why_refused(run))}
+    new = [run for name, run in to_run.items() if name not in refused]
     on_cuda = [run for run in new if run.device == "cuda"]
     profile, basis = _profile(output_dir) if on_cuda else (None, "estimated from the emulated links")
     seconds = [_emulated_s(run) if run.device == "emulated" else _cuda_s(run, profile) for run in new]
@@ -60,13 +64,25 @@ def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -
     workspace = (profile or machine_profiles.T4_COLAB).cublas_workspace_bytes
     return Forecast(
         runs=len(new),
-        known=len(runs) - len(new),
+        known=len(runs) - len(to_run),
         seconds=sum(seconds) if known else None,
         basis=basis if known or on_cuda else "time not known beforehand",
         gpu_gib=max((peak_gpu_memory(run, workspace).likeliest_gib for run in on_cuda), default=0.0),
         host_gib=max((host_memory(run).total_gib for run in on_cuda), default=0.0),
         disk_gib=max((_placement(run).bytes_by_tier["disk"] / GIB for run in new), default=0.0),
+        refused=refused,
     )
+
+
+def _why_refused(run: RunSettings) -> str | None:
+    """What `lab.run` will say of a run that does not fit in this machine's memory as it is now."""
+    try:
+        memory_check.check_gpu(run, lab.describe_machine(run.device), machine.compute_capability())
+        if run.device == "cuda":
+            memory_check.check_host(run, machine.memory_allowance())
+    except Refused as refusal:
+        return str(refusal)
+    return None
 
 
 def of_homework(device: str, output_dir: Path) -> dict[str, Forecast]:

@@ -289,8 +289,20 @@ def test_what_is_known_costs_nothing(tmp_path, monkeypatch):
 
 
 def a_gpu(name, monkeypatch):
+    roomy = machine.MemoryAllowance(*2 * (int(12.67 * 2**30),), "RAM", "RAM")
+    monkeypatch.setattr(machine, "memory_allowance", lambda: roomy)
     here = machine.Machine(name=name, cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
     monkeypatch.setattr(lab, "describe_machine", lambda device: here)
+
+
+def test_a_run_that_will_not_fit_is_said_before_it_starts(tmp_path, monkeypatch):
+    a_gpu("Tesla T4", monkeypatch)
+    small = machine.MemoryAllowance(9 * 2**30, 9 * 2**30, "RAM", "RAM")
+    monkeypatch.setattr(machine, "memory_allowance", lambda: small)
+    runs = homework.plan("q1", "cuda")
+    found = forecast.of(runs, tmp_path)
+    assert set(found.refused) < set(runs) and found.runs == len(runs) - len(found.refused)
+    assert "q1-2 will be refused" in str(found) and "9.0 GiB are free" in str(found)
 
 
 def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_path, monkeypatch):
