@@ -155,6 +155,8 @@ def _run(options: argparse.Namespace) -> int:
     device = lab.choose_device(options.device)
     if options.page_cache not in ("natural", "cold"):
         raise Refused(f"--page-cache {options.page_cache}: choose natural or cold")
+    if options.model:
+        models.resolve(options.model)
     plan = {}
     for question in options.questions or QUESTIONS:
         if question in NOTEBOOKS_WITHOUT_RUNS:
@@ -165,10 +167,10 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{name:18} {lab.describe(settings)}")
         return DONE
 
-    from helpers import suite
+    from helpers import paths, suite
 
     # Notebooks run in a folder of their own: no path may be relative.
-    output = Path(options.output).resolve()
+    output = paths.folder(options.output, "--output").resolve()
     folder = models.local_folder(options.model) if options.model else None
     parameters = {
         "device": device, "model": str(folder or options.model), "page_cache": options.page_cache,

@@ -53,7 +53,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def _shards(index: Path) -> tuple[Path, ...]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{index}: not a readable index of shards ({error!r})") from error
     shards = tuple(index.parent / str(name) for name in names)
     for shard in shards:
@@ -117,7 +117,7 @@ def _open_safetensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 raise Refused(f"{file}: {name} does not fit in the file, it is cut off; copy or download it again")
             values = data[start:end].view(dtype)
             yield name, StoredTensor(file, shape, _halves(file, name, values, entry["dtype"] == "BF16"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, Refused):
             raise
         raise Refused(f"{file}: not a readable safetensors file ({error!r}); copy or download it again") from error

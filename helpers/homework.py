@@ -91,6 +91,8 @@ def plan(
 
     An empty `model` is the homework's own on this device.
     """
+    if not isinstance(model, str):
+        raise Refused(f"model {model!r}: not a name, nor a folder")
     if question not in QUESTIONS:
         raise Refused(f"question {question!r}: choose from {', '.join(QUESTIONS)}")
     return {

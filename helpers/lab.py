@@ -15,7 +15,7 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import machine, memory_check, models, weights
+from helpers import machine, memory_check, models, paths, weights
 from helpers.engine import launcher, worker
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
@@ -66,19 +66,22 @@ def run(
 
     A result is known if the log has a finished one for the same settings, machine and method; `fresh` asks for
     new ones. A run that fails is a record that says why, and the others go on. An interrupt ends the run at hand,
-    which is a record too, and is raised. Raises Refused if the log cannot be written, before anything runs.
+    which is a record too, and is raised. Raises Refused, before anything runs, if the log or the offload folder
+    cannot be written.
     """
+    if not isinstance(fresh, bool):
+        raise Refused(f"fresh {fresh!r}: neither True nor False")
+    log = Log(paths.folder(output_dir, "output folder") / LOG_NAME)
+    root = weights.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
     named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
     wanted = list(named.values())
-    log = Log(Path(output_dir) / LOG_NAME)
     here = {device: describe_machine(device) for device in {s.device for s in wanted}}
     keys = [run_key(s, here[s.device]) for s in wanted]
     known = {} if fresh else {key: r for key, r in log.latest(keys).items() if r.status == "done"}
-    root = Path(offload_root) if offload_root else weights.home() / "offload"
 
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
     if todo:
-        check_writable(log.path)
+        paths.check_writable(log.path)
         launcher.warm_server()
     prepare = functools.partial(_prepare, {}, say)
     bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
@@ -104,16 +107,6 @@ def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) ->
     keys = {name: run_key(one, describe_machine(one.device)) for name, one in named.items()}
     latest = Log(Path(output_dir) / LOG_NAME).latest(keys.values())
     return [name for name, key in keys.items() if key not in latest or latest[key].status != "done"]
-
-
-def check_writable(path: Path) -> None:
-    """Make a file's folder, and the file. Raises Refused if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab"):
-            pass
-    except OSError as error:
-        raise Refused(f"{path} cannot be written ({error.strerror}); choose another output folder") from error
 
 
 def run_key(settings: RunSettings, where: Machine) -> str:

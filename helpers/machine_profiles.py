@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,14 +88,14 @@ def load(name_or_path: str) -> MachineProfile:
     """
     if name_or_path in PROFILES:
         return PROFILES[name_or_path]
-    path = Path(name_or_path).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(name_or_path))
+    if not os.path.isfile(path):
         raise Refused(
             f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one"
         )
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refused(f"{path}: not a readable JSON file ({error})") from None
     if not isinstance(given, dict):
         raise Refused(f"{path}: {type(given).__name__} instead of a JSON object with a machine profile")

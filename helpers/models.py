@@ -125,6 +125,16 @@ KNOWN_MODELS = {
 }
 
 
+# What a config's sizes may be: ten times the largest OPT's, so that a slip is refused and not worked on for hours.
+SANE = {
+    "num_hidden_layers": (1, 1_000),
+    "hidden_size": (1, 131_072),
+    "num_attention_heads": (1, 1_024),
+    "vocab_size": (5, 1_000_000),  # over OPT's four special tokens
+    "max_position_embeddings": (8, 1_000_000),  # over FlexGen's sentence
+}
+
+
 def resolve(name: str) -> OptModel:
     """The model that `name` means: `opt-1.3b`, `OPT-1.3B`, `facebook/opt-1.3b`, `opt-1.3b-np`, or a
     folder that transformers saved an OPT model in.
@@ -162,9 +172,16 @@ def _from_transformers_config(folder: Path) -> OptModel:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        hidden = config["hidden_size"]
+        hidden = config.get("hidden_size")
+        if config.get("model_type") != "opt":
+            raise Refused(f"{path}: model_type is {config.get('model_type')!r}, FlexGen's OPT needs 'opt'")
+        for key, (least, most) in SANE.items():
+            if type(config[key]) is not int or not least <= config[key] <= most:
+                raise Refused(f"{path}: {key} is {config[key]!r}, not a whole number from {least} to {most:,}")
+        heads = config["num_attention_heads"]
+        if hidden % heads:
+            raise Refused(f"{path}: num_attention_heads is {heads}, no divisor of hidden_size {hidden}")
         required = {
-            "model_type": "opt",
             "do_layer_norm_before": True,
             "ffn_dim": 4 * hidden,
             "word_embed_proj_dim": hidden,
@@ -186,13 +203,13 @@ def _from_transformers_config(folder: Path) -> OptModel:
         name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip(".-") or "local-opt"
         return OptModel(
             name,
-            num_layers=int(config["num_hidden_layers"]),
-            hidden_size=int(hidden),
-            num_heads=int(config["num_attention_heads"]),
-            vocab_size=int(config["vocab_size"]),
-            max_positions=int(config["max_position_embeddings"]),
+            num_layers=config["num_hidden_layers"],
+            hidden_size=hidden,
+            num_heads=heads,
+            vocab_size=config["vocab_size"],
+            max_positions=config["max_position_embeddings"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, Refused):
             raise
         raise Refused(f"{path}: not a readable transformers OPT config ({error!r})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Literal
 
 from IPython.display import Markdown, display
 
-from helpers import colab, figures, forecast, lab, tables
+from helpers import colab, figures, forecast, lab, paths, tables
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
+from helpers.errors import Refused
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
 from helpers.results import Sweep
@@ -60,13 +62,17 @@ class Page:
 
 
 def start(device: str = "auto", output_dir: str = "") -> Page:
-    """Choose the device and the output folder, and say which. Raises Refused if the device is not there.
+    """Choose the device and the output folder, and say which. Raises Refused if the device is not there, or
+    the folder cannot be written.
 
     A relative folder is one of the project's, whatever folder the notebook runs in; one on Google Drive is mounted.
     """
     chosen = lab.choose_device(device)
-    output = lab.ROOT / (output_dir or lab.DEFAULT_OUTPUT)
+    if not isinstance(output_dir, str):
+        raise Refused(f"output_dir {output_dir!r}: not a path")
+    output = lab.ROOT / (os.path.expanduser(output_dir) or lab.DEFAULT_OUTPUT)
     colab.mount_drive(output)
+    output = paths.folder(output, "output_dir")
     if chosen == "emulated":
         text = (
             f"**Emulated GPU** (profile \"{EMULATED_T4.name}\"): FlexGen's own code on this CPU with a small model. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ def read(path: str | Path) -> tuple[Point, ...]:
     readers = {".csv": read_csv, ".jsonl": read_jsonl}
     if path.suffix.lower() not in readers:
         raise Refused(f"{path}: neither a .csv of figures nor a .jsonl result log")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise Refused(f"{path}: no such file")
     return readers[path.suffix.lower()](path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from helpers import analysis, figures, points as rows_of_figures, tables
+from helpers import analysis, figures, paths, points as rows_of_figures, tables
 from helpers.analysis.values import in_line, plain
 from helpers.figures import Plot
 from helpers.homework import QUESTIONS
@@ -56,9 +56,12 @@ pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
 def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
     """Read figures (.csv or .jsonl), write tables, plots and the report; return the paths written.
 
-    Raises Refused if the file cannot be read, before anything is written.
+    Raises Refused if the file cannot be read, or the folder not be written, before anything is.
     """
-    return write(rows_of_figures.read(file), output_dir)
+    points = rows_of_figures.read(file)
+    output_dir = paths.folder(output_dir, "--output")
+    paths.check_writable(output_dir / "report.md")
+    return write(points, output_dir)
 
 
 def write(points: Sequence[Point], output_dir: str | Path, machine_text: str = "") -> list[Path]:

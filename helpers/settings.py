@@ -65,7 +65,7 @@ class OffloadSplit(Frozen):
             )
         whole = []
         for part in parts:
-            if isinstance(part, bool) or not re.fullmatch(r"[+-]?\d{1,9}", str(part).strip()):
+            if isinstance(part, bool) or not re.fullmatch(r"[+-]?[0-9]{1,9}", str(part).strip()):
                 raise Refused(f"--percent {part}: not a whole number, FlexGen takes whole percentages")
             number = int(part)
             if not 0 <= number <= 100:

@@ -12,7 +12,7 @@ from typing import Any
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from helpers import lab, points, report
+from helpers import lab, paths, points, report
 from helpers.errors import Refused
 
 NOTEBOOKS = {
@@ -44,11 +44,12 @@ def run(
     starts, for a notebook there is none of, a parameter that one of them does not have, or an output folder that
     cannot be written.
     """
+    paths.folder(output_dir, "output folder")
     for name in names:
         if name not in NOTEBOOKS:
             raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
         _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
-    lab.check_writable(output_dir / lab.LOG_NAME)
+    paths.check_writable(output_dir / lab.LOG_NAME)
     if fresh:
         _set_results_aside(output_dir)
     folder = output_dir / "notebooks"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers import checkpoint, hub, models, synthetic
+from helpers import checkpoint, hub, models, paths, synthetic
 from helpers.errors import Refused
 from helpers.models import FP16_BYTES, OptModel
 
@@ -63,14 +63,14 @@ class Source:
 def home() -> Path:
     """The folder for what is kept between runs: $OFFLOAD_LAB_HOME, or offload-lab in the user's cache.
 
-    Where that cannot be written: one in the temporary folder. Nothing is created here.
+    Where the cache cannot be written: one in the temporary folder. Nothing is created here. Raises Refused for an
+    $OFFLOAD_LAB_HOME that cannot be written: what one asks for is not silently elsewhere.
     """
     named = os.environ.get("OFFLOAD_LAB_HOME")
-    cache = os.environ.get("XDG_CACHE_HOME", "")
     if named:
-        wanted = Path(named).expanduser().absolute()
-    else:
-        wanted = (Path(cache) if os.path.isabs(cache) else Path("~/.cache").expanduser().absolute()) / "offload-lab"
+        return paths.folder(named, "OFFLOAD_LAB_HOME")
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    wanted = Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache")).absolute() / "offload-lab"
     there = _nearest_existing(wanted)
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return wanted
@@ -330,7 +330,10 @@ def _read_provenance(target: Path) -> dict[str, Any] | None:
 def _remove_leftovers(target: Path) -> None:
     """What a process that died left behind; whoever holds the lock is the only one alive here."""
     for leftover in target.parent.glob(f".{target.name}.partial*"):
-        shutil.rmtree(leftover)
+        if leftover.is_symlink():
+            leftover.unlink()  # what it leads to is someone's own
+        else:
+            shutil.rmtree(leftover)
     for leftover in target.glob(".*.partial"):
         leftover.unlink()
 

@@ -1,0 +1,48 @@
+"""Folders that people name: refused before anything starts if nothing can be written there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from helpers.errors import Refused
+
+
+def folder(given: Any, what: str) -> Path:
+    """The folder that `given` means, `~` among it, which may not exist yet; makes nothing.
+
+    Raises Refused, `what` in front, for what is no path, is too long, is a file or below one, or may not be written.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise Refused(f"{what} {given!r}: not a path")
+    text = os.path.expanduser(os.fspath(given))
+    if not text or "\0" in text:
+        raise Refused(f"{what} {text!r}: {'a null character in it, ' if text else 'empty, '}no path")
+    if text.startswith("~"):
+        raise Refused(f"{what} {text}: there is no user of that name")
+    path = Path(text).absolute()
+    for above in (path, *path.parents):
+        try:
+            os.stat(above)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            raise Refused(f"{what} {text}: {getattr(error, 'strerror', None) or error}") from error
+        if not above.is_dir():
+            raise Refused(f"{what} {text}: {above} is a file, not a folder")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise Refused(f"{what} {text}: {above} cannot be written; choose another")
+        break
+    return path
+
+
+def check_writable(path: Path) -> None:
+    """Make a file's folder, and the file. Raises Refused if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise Refused(f"{path} cannot be written ({reason}); choose another output folder") from error
