@@ -47,6 +47,12 @@ def test_every_notebook_begins_with_the_same_short_cell(path):
     assert len(FIRST_CELL.splitlines()) < 20
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_every_parameter_is_a_form_field_too(path):
+    (cell,) = [cell for cell in nbformat.read(path, 4).cells if "parameters" in cell.metadata.get("tags", [])]
+    assert all(" = " in line and "# @param" in line for line in cell.source.splitlines())
+
+
 @pytest.mark.parametrize("where, start", [
     ("lab", "lab"), ("lab", "lab/notebooks"), ("lab", "lab/notebooks/deep/er"), ("offload-lab", "."),
     ("uploaded-main", "."),
