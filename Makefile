@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint badges test-colab clean
+.PHONY: run test test-long lint badges test-colab clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/ready
@@ -11,6 +11,9 @@ run: $(VENV)/ready
 
 test: $(VENV)/ready-dev lint
 	$(BIN)/python -m pytest
+
+test-long: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
