@@ -120,7 +120,10 @@ def _weights(device: Literal["cuda", "emulated"], root: Path) -> Check:
     if model in models.SYNTHETIC_MODELS:
         return Check("OK", "weights", f"{size}, made in a moment at the first run")
     free, need = machine.free_bytes(root), 2 * model.weight_bytes
-    text = f"{size}, downloaded and converted once; with both copies {_size(need)} of disk, {_size(free)} free"
+    text = (
+        f"{size}, downloaded and converted once (random ones where the hub cannot be had); with both copies "
+        f"{_size(need)} of disk, {_size(free)} free"
+    )
     return Check("FAIL" if free < need else "OK", "weights", text)
 
 

@@ -103,18 +103,15 @@ def prepare(model_name: str, say: Callable[[str], None] = print, home_dir: Path 
 
 
 def kept(model_name: str, home_dir: Path | None = None) -> str | None:
-    """Where the weights came from that `prepare` would find whole and use as they are; None if there are none.
+    """Where the weights of a known name came from, if `prepare` would find them whole and use them as they are.
 
     Reads headers, asks no network, changes nothing.
     """
     model = models.resolve(model_name)
-    root = (home_dir or home()).absolute() / "weights"
-    for kind in ("hub", "synthetic"):
-        target = root / kind / f"{model.name}-np"
-        provenance = _read_provenance(target)
-        if provenance and not broken_files(target, model):
-            return provenance["source"]
-    return None
+    kind = "synthetic" if model in models.SYNTHETIC_MODELS else "hub"
+    target = (home_dir or home()).absolute() / "weights" / kind / f"{model.name}-np"
+    provenance = _read_provenance(target)
+    return provenance["source"] if provenance and not broken_files(target, model) else None
 
 
 def _from_folder(model: OptModel, folder: Path, root: Path, say: Callable[[str], None]) -> Weights:

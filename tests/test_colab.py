@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import colab, doctor, forecast, homework, lab, machine, machine_profiles
+from helpers import colab, doctor, forecast, homework, lab, machine, machine_profiles, weights
 from helpers.errors import Refused
 
 NOTEBOOKS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
@@ -268,6 +268,16 @@ def test_a_package_too_old_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "ROOT", tmp_path)
     (found,) = (check for check in doctor.check(tmp_path) if check.name == "packages")
     assert found.status == "FAIL" and "pandas" in found.text and ">=99" in found.text
+
+
+def test_weights_that_are_there_are_known_without_making_any(tmp_path):
+    assert weights.kept("opt-mini", tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    made = weights.prepare("opt-mini", lambda text: None, tmp_path)
+    assert made.source.startswith(weights.kept("opt-mini", tmp_path))
+    some_file = next(file for file in made.path.rglob("*.weight"))
+    some_file.write_bytes(some_file.read_bytes()[:-1])
+    assert weights.kept("opt-mini", tmp_path) is None
 
 
 def test_doctor_on_the_command_line_says_the_same_and_its_exit_code_follows(tmp_path):
