@@ -25,16 +25,16 @@ def probes() -> dict[str, RunSettings]:
     """
     def probe(percent: str, gen_len: int = 8, **options) -> RunSettings:
         return RunSettings(
-            model=PROBE_MODEL.name, split=OffloadSplit.parse(percent), device="cuda", **options,
+            model=PROBE_MODEL.name, split=OffloadSplit.parse(percent), device="cuda", **{"repeats": 1, **options},
             workload=Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=32, gen_len=gen_len),
         )
 
     return {
-        "layer_overhead_us": probe(_ON_GPU, gen_len=16),
+        "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=2),  # every prediction has its overhead in it
         "dequantize_gb_s": probe(_ON_GPU, compress_weight=True),
         "host_copy_gb_s": probe(_ON_DISK),
         "relay_gb_s": probe(_ON_DISK, compress_weight=True),
-        "disk_gb_s": probe(_ON_DISK, gen_len=4, page_cache="cold", repeats=1),
+        "disk_gb_s": probe(_ON_DISK, gen_len=4, page_cache="cold"),
     }
 
 
