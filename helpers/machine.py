@@ -487,11 +487,11 @@ def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> Machi
     """Measure this machine in under a minute; a test that fails is None with a note. Leaves nothing in `folder`,
     which is made if it is not there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     notes = []
     measured: dict[str, float | None] = {}
     for test in (disk_read_gb_s, page_cache_read_gb_s):
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             rate = test(folder)
         except OSError as error:
             rate = Rate(None, f"not measured: {error}")

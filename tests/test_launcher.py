@@ -209,7 +209,7 @@ def fill(folder, leave):
 
 
 def test_a_disk_too_full_for_the_weights_is_named(small_disk, tmp_path):
-    fill(small_disk, leave=4 << 20)
+    fill(small_disk, leave=4 << 20)  # the run's log is there too
     record = failed(run_one(mini("0 0 100 0 100 0"), tmp_path, offload_root=small_disk / "offload"), "disk_full")
     assert record.repeats == () and list((small_disk / "offload").iterdir()) == []
     done(run_one(mini(), tmp_path, offload_root=small_disk / "offload"))  # needs none of it

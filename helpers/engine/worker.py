@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,7 +66,8 @@ def main(job: Job, pipe: Connection) -> None:
         if not told.acquire(blocking=False):
             threading.Event().wait()  # the first error is the cause, those after it are its noise: it ends all threads
         try:
-            traceback.print_exception(error)
+            with suppress(OSError):  # the log may lie on the disk that is full
+                traceback.print_exception(error)
             pipe.send(("failed", {"kind": kind_of(error), "message": one_line(error)}))
         finally:
             os._exit(1)
