@@ -31,7 +31,7 @@ def probes() -> dict[str, RunSettings]:
 
     return {
         "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=2),  # every prediction has its overhead in it
-        "dequantize_gb_s": probe(_ON_GPU, compress_weight=True),
+        "dequantize_gb_s": probe(_ON_GPU, compress_weight=True, repeats=2),
         "host_copy_gb_s": probe(_ON_DISK),
         "relay_gb_s": probe(_ON_DISK, compress_weight=True),
         "disk_gb_s": probe(_ON_DISK, gen_len=4, page_cache="cold"),

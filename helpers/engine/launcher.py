@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
-# FlexGen pins 8 GiB before a run. torch's usual way of pinning touches them in one thread (3.6 s on an H200 machine);
-# so it takes 0.8 s. What is pinned, and how fast it is copied from, is the same.
-PIN_IN_PARALLEL = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
@@ -64,25 +61,15 @@ def warm_server() -> None:
     from multiprocessing import forkserver
 
     # The server imports helpers by name, from any folder.
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    pinning = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", PIN_IN_PARALLEL)
-    with _environment(PYTHONPATH=path, PYTORCH_CUDA_ALLOC_CONF=pinning):
-        forkserver.ensure_running()
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """These variables in the environment, as it was afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
     try:
-        yield
+        forkserver.ensure_running()
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _server_context() -> Any:
