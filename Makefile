@@ -39,4 +39,4 @@ test-colab:
 	for python in $(COLAB_PYTHONS); do tests/colab.sh $$python || exit; done
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-colab*
