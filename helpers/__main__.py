@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
+    except OSError as error:  # a disk that is full, a file that is gone: something was started
+        print(f"failed: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
         return FAILED

@@ -82,6 +82,7 @@ def run(
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
     if todo:
         paths.check_writable(log.path)
+        paths.make(root, "offload folder")
         launcher.warm_server()
     prepare = functools.partial(_prepare, {}, say)
     bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
@@ -92,7 +93,13 @@ def run(
                 key, one, here[one.device], root, limit_s, repeat_budget_s, prepare,
                 on_phase=lambda phase, one=one: bar.set_postfix_str(f"{describe(one)}: {phase}"),
             )
-            log.append(record)
+            try:
+                log.append(record)
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"{error.strerror}: this run's result could not be recorded, those before it are kept; "
+                    "make room, and the same command goes on from there", str(log.path),
+                ) from error
             known[key] = record
             bar.update()
             if record.failure:
@@ -205,6 +212,8 @@ def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
     on_disk = _placement(settings).bytes_by_tier["disk"] or split.cache_disk or activations_disk
     if disk.is_memory and on_disk:
         raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
+    if disk.is_network and on_disk:
+        notes.append(f"offload folder {root}: {disk.filesystem}, a network or FUSE file system, no disk's figures")
     return notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,13 @@ def check_writable(path: Path) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise Refused(f"{path} cannot be written ({reason}); choose another output folder") from error
+
+
+def make(path: Path, what: str) -> None:
+    """Make a folder that files can be written to. Raises Refused, `what` in front, where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise Refused(f"{what} {path} cannot be written ({error.strerror}); choose another") from error

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from helpers.errors import Refused
 from helpers.settings import Frozen, RunSettings, in_one_line
 
 SCHEMA_VERSION = 1
@@ -253,15 +254,19 @@ class Log:
         return found
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Each line that is not empty: its number, where it begins, itself."""
-        if not self.path.exists():
-            return
+        """Each line that is not empty: its number, where it begins, itself. Raises Refused for a log that may not be
+        read."""
         offset = 0
-        with open(self.path, "rb") as log:
-            for number, line in enumerate(log, start=1):
-                if line.strip():
-                    yield number, offset, line
-                offset += len(line)
+        try:
+            with open(self.path, "rb") as log:
+                for number, line in enumerate(log, start=1):
+                    if line.strip():
+                        yield number, offset, line
+                    offset += len(line)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise Refused(f"{self.path} cannot be read ({error.strerror})") from error
 
     def _record(self, number: int, line: bytes) -> RunRecord | None:
         try:

@@ -371,7 +371,7 @@ def free_bytes(path: Path) -> int:
 
 
 def _nearest_existing(path: Path) -> Path:
-    return next(p for p in (path, *path.parents) if p.exists())
+    return next(p for p in (path, *path.parents) if os.path.exists(p))  # Path's raises where one may not look
 
 
 def _what_the_disk_said(error: OSError, root: Path) -> str:

@@ -426,7 +426,8 @@ def test_gpus_hidden_by_nonsense_are_no_gpus(visible, device, here, capsys, monk
 PARAMETERS = [
     ({"device": "gpu"}, "'gpu'"), ({"device": ""}, "''"), ({"device": None}, "None"), ({"device": 0}, "0"),
     ({"device": True}, "True"), ({"device": ["cuda"]}, "cuda"),
-    ({"model": 5}, "5"), ({"model": "gpt-2"}, "gpt-2"), ({"model": ["opt-1.3b"]}, "opt-1.3b"), ({"model": None}, "None"),
+    ({"model": 5}, "5"), ({"model": "gpt-2"}, "gpt-2"), ({"model": ["opt-1.3b"]}, "opt-1.3b"),
+    ({"model": None}, "None"),
     ({"model": 0}, "0"), ({"model": "../../x"}, "../../x"),
     ({"page_cache": "warm"}, "warm"), ({"page_cache": True}, "True"), ({"page_cache": ""}, "page_cache"),
     ({"page_cache": None}, "page_cache"),

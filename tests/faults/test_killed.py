@@ -13,8 +13,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from factories import mini
 
+from factories import mini
 from helpers import lab, models, weights
 from helpers.results import Log
 from helpers.settings import Workload

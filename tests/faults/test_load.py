@@ -12,8 +12,8 @@ import time
 import matplotlib.pyplot as plt
 import psutil
 import pytest
-from factories import disk_series, done, make_record, mini, quiet
 
+from factories import disk_series, done, make_record, mini, quiet
 from helpers import lab, points, report
 from helpers.engine import launcher
 from helpers.results import Log, MemorySeries, Samples
