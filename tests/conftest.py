@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,15 @@ def lab_home(tmp_path_factory):
             del os.environ["OFFLOAD_LAB_HOME"]
         else:
             os.environ["OFFLOAD_LAB_HOME"] = before
+
+
+@pytest.fixture
+def folder_in_memory():
+    """A folder on a file system that passes for a disk and is memory."""
+    if not os.path.isdir("/dev/shm") or not machine.disk_of(Path("/dev/shm")).is_memory:
+        pytest.skip("no memory here that passes for a disk")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield folder
 
 
 def _folder_on_a_disk(temporary):

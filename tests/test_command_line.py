@@ -63,10 +63,9 @@ def test_a_run_that_fails_is_1_with_its_reason_in_the_json(tmp_path, capfd, monk
     assert figures["total_throughput_tok_s"] is None and figures["peak_gpu_mem_gib"] is None
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no memory that passes for a disk")
-def test_a_run_that_this_machine_cannot_make_is_2(tmp_path, capfd, monkeypatch):
+def test_a_run_that_this_machine_cannot_make_is_2(tmp_path, capfd, monkeypatch, folder_in_memory):
     monkeypatch.setattr(launcher, "run", None)
-    arguments = ("--json", "--offload-dir", "/dev/shm/offload-lab-test")
+    arguments = ("--json", "--offload-dir", folder_in_memory)
     assert measure(*arguments, percent="0 0 100 0 100 0", output=tmp_path) == REFUSED
     assert json.loads(capfd.readouterr().out)["status"] == "refused"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 
 import pytest
@@ -121,21 +120,16 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_runs
     assert output in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no memory that passes for a disk")
 @pytest.mark.parametrize("percent", ["0 0 100 0 100 0", "100 0 50 40 100 0", "100 0 100 0 0 0"])
-def test_memory_is_not_taken_for_a_disk(percent, tmp_path, no_run):
-    record = run_one(mini(percent), tmp_path, offload_root="/dev/shm/offload-lab-test")
+def test_memory_is_not_taken_for_a_disk(percent, tmp_path, no_run, folder_in_memory):
+    record = run_one(mini(percent), tmp_path, offload_root=folder_in_memory)
     assert record.failure.kind == "refused"
-    assert "/dev/shm/offload-lab-test" in record.failure.message and "tmpfs" in record.failure.message
-    assert not os.path.exists("/dev/shm/offload-lab-test")
+    assert folder_in_memory in record.failure.message and "tmpfs" in record.failure.message
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no memory that passes for a disk")
-def test_what_needs_no_disk_runs_wherever(tmp_path):
-    try:
-        done(run_one(mini("50 50 100 0 100 0"), tmp_path, offload_root="/dev/shm/offload-lab-test"))
-    finally:
-        shutil.rmtree("/dev/shm/offload-lab-test", ignore_errors=True)
+def test_what_needs_no_disk_runs_wherever(tmp_path, folder_in_memory):
+    done(run_one(mini("50 50 100 0 100 0"), tmp_path, offload_root=folder_in_memory))
+    assert os.listdir(folder_in_memory) == []
 
 
 GIB = 2**30
