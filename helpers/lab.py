@@ -82,7 +82,7 @@ def run(
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
     if todo:
         paths.check_writable(log.path)
-        paths.make(root, "offload folder")
+        paths.try_out(root, "offload folder")
         launcher.warm_server()
     prepare = functools.partial(_prepare, {}, say)
     bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
@@ -96,10 +96,8 @@ def run(
             try:
                 log.append(record)
             except OSError as error:
-                raise OSError(
-                    error.errno, f"{error.strerror}: this run's result could not be recorded, those before it are kept; "
-                    "make room, and the same command goes on from there", str(log.path),
-                ) from error
+                what = "this run's result could not be recorded, those before it are kept; make room and run it again"
+                raise OSError(error.errno, f"{error.strerror}: {what}", str(log.path)) from error
             known[key] = record
             bar.update()
             if record.failure:

@@ -49,11 +49,11 @@ def check_writable(path: Path) -> None:
         raise Refused(f"{path} cannot be written ({reason}); choose another output folder") from error
 
 
-def make(path: Path, what: str) -> None:
-    """Make a folder that files can be written to. Raises Refused, `what` in front, where that cannot be."""
+def try_out(path: Path, what: str) -> None:
+    """Make and remove a file where a folder is or will be. Raises Refused, `what` in front, where that cannot be."""
+    there = next(above for above in (path, *path.parents) if above.exists())
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryDirectory(dir=there) as made, tempfile.TemporaryFile(dir=made):
             pass
     except OSError as error:
         raise Refused(f"{what} {path} cannot be written ({error.strerror}); choose another") from error
