@@ -29,6 +29,13 @@ $(VENV)/ready-dev: $(VENV)/ready requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt -c constraints.txt
 	touch $@
 
+# Colab's packages under this Python: the classic notebook that its ipywidgets belongs to is tested with them.
+.venv-colab/ready: requirements-colab.txt constraints.txt
+	$(PYTHON) -m venv .venv-colab
+	.venv-colab/bin/pip install --quiet --disable-pip-version-check -r requirements-colab.txt \
+	    $$(grep -E '^(flexgen|papermill|torch)==' constraints.txt)
+	touch $@
+
 # Open-in-Colab badges and first cells point to the git remote, or to REPO=owner/name.
 badges:
 	$(PYTHON) -m helpers.badges $(REPO)

@@ -61,13 +61,14 @@ def run(
     repeat_budget_s: float = REPEAT_BUDGET_S,
     limit_s: float = RUN_LIMIT_S,
     say: Callable[[str], None] = tqdm.write,
+    on_phase: Callable[[str], None] | None = None,
 ) -> Sweep:
     """Run each of the named settings that has no result yet, one process a run, and record what comes of it.
 
     A result is known if the log has a finished one for the same settings, machine and method; `fresh` asks for
     new ones. A run that fails is a record that says why, and the others go on. An interrupt ends the run at hand,
     which is a record too, and is raised. Raises Refused, before anything runs, if the log or the offload folder
-    cannot be written.
+    cannot be written. `on_phase` is told what goes on, in the place of the progress bar.
     """
     if not isinstance(fresh, bool):
         raise Refused(f"fresh {fresh!r}: neither True nor False")
@@ -85,13 +86,14 @@ def run(
         paths.try_out(root, "offload folder")
         launcher.warm_server()
     prepare = functools.partial(_prepare, {}, say)
-    bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo, dynamic_ncols=True)
+    bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo or on_phase is not None, dynamic_ncols=True)
+    tell = on_phase or bar.set_postfix_str
     with bar:
         for key, one in todo.items():
-            bar.set_postfix_str(describe(one))
+            tell(describe(one))
             record = _run_one(
                 key, one, here[one.device], root, limit_s, repeat_budget_s, prepare,
-                on_phase=lambda phase, one=one: bar.set_postfix_str(f"{describe(one)}: {phase}"),
+                on_phase=lambda phase, one=one: tell(f"{describe(one)}: {phase}"),
             )
             try:
                 log.append(record)

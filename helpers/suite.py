@@ -21,6 +21,7 @@ NOTEBOOKS = {
     "q2": "02_batch_size.ipynb",
     "q3": "03_weight_compression.ipynb",
     "q4": "04_disk_io.ipynb",
+    "explore": "05_explore_splits.ipynb",
 }
 NOTEBOOK_FOLDER = lab.ROOT / "notebooks"
 
