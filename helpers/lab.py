@@ -117,8 +117,13 @@ def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) ->
 
 
 def run_key(settings: RunSettings, where: Machine) -> str:
-    """What makes two results the same result: the settings, the machine and the method."""
-    text = f"{settings.model_dump_json()} {where.model_dump_json()} {METHOD_VERSION}"
+    """What makes two results the same result: the settings, the kind of machine and the method.
+
+    A runtime that is given anew (Colab after a disconnect) is the same machine: its kernel and the last MiB of its
+    memory are not asked.
+    """
+    kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib))
+    text = f"{settings.model_dump_json()} {kind} {METHOD_VERSION}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

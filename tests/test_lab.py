@@ -60,6 +60,8 @@ def test_a_result_of_another_machine_or_method_is_not_known(monkeypatch):
     key = lab.run_key(mini(), here)
     assert key == lab.run_key(mini(), here)
     assert key != lab.run_key(mini("50 50 100 0 100 0"), here)
+    given_anew = here.model_copy(update={"platform": "another kernel", "ram_gib": here.ram_gib + 0.001})
+    assert key == lab.run_key(mini(), given_anew)
     assert key != lab.run_key(mini(), MACHINE)
     monkeypatch.setattr(lab, "METHOD_VERSION", lab.METHOD_VERSION + 1)
     assert key != lab.run_key(mini(), here)
