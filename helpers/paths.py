@@ -53,7 +53,7 @@ def try_out(path: Path, what: str) -> None:
     """Make and remove a file where a folder is or will be. Raises Refused, `what` in front, where that cannot be."""
     there = next(above for above in (path, *path.parents) if above.exists())
     try:
-        with tempfile.TemporaryDirectory(dir=there) as made, tempfile.TemporaryFile(dir=made):
+        with tempfile.TemporaryFile(dir=there):  # nameless where the file system can: nothing to leave behind
             pass
     except OSError as error:
         raise Refused(f"{what} {path} cannot be written ({error.strerror}); choose another") from error

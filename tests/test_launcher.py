@@ -226,10 +226,9 @@ def test_a_disk_that_fills_up_during_a_run_is_named(small_disk, tmp_path):
 # ---- folders of runs
 
 
-def owned_by(root, name, pid, created):
-    folder = root / name
+def owned_by(root, pid, created, name):
+    folder = root / f"run-{pid}-{created:.0f}-{name}"
     (folder / "offload").mkdir(parents=True)
-    (folder / launcher.OWNER_FILE).write_text(f"{pid} {created}")
     return folder
 
 
@@ -237,17 +236,17 @@ def test_only_what_dead_runs_left_is_removed(root):
     me = psutil.Process()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    mine = owned_by(root, "run-mine", me.pid, me.create_time())
-    clock_was_set = owned_by(root, "run-clock", me.pid, me.create_time() + 1)
-    left = owned_by(root, "run-left", ended.pid, time.time())
-    reused = owned_by(root, "run-reused", me.pid, me.create_time() - 3600)  # this id was another process's
-    torn = owned_by(root, "run-torn", "12", "")
-    others = root / "something"
+    mine = owned_by(root, me.pid, me.create_time(), "mine")
+    clock_was_set = owned_by(root, me.pid, me.create_time() + 1, "clock")
+    left = owned_by(root, ended.pid, time.time(), "left")
+    reused = owned_by(root, me.pid, me.create_time() - 3600, "reused")  # this id was another process's
+    half_removed = owned_by(root, ended.pid, time.time(), "half")
+    (half_removed / "offload").rmdir()
+    others, unnamed = root / "something", root / "run-of-someones"
     others.mkdir()
-    starting = root / "run-starting"  # has no owner yet
-    starting.mkdir()
-    assert set(launcher.remove_leftovers(root)) == {left, reused, torn}
-    assert set(root.iterdir()) == {mine, clock_was_set, others, starting}
+    unnamed.mkdir()
+    assert set(launcher.remove_leftovers(root)) == {left, reused, half_removed}
+    assert set(root.iterdir()) == {mine, clock_was_set, others, unnamed}
 
 
 def test_two_runs_at_once_have_each_their_own_files(tmp_path, root):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -34,7 +35,7 @@ PARENT_CHECK_S = 1.0
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
-OWNER_FILE = "owner"  # in a run's folder: the process it belongs to, by id and start time
+OWNED = re.compile(r"run-(\d+)-(\d+)-")  # a run's folder has its owner in its name: process id, start time in s
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -254,12 +255,10 @@ def _run_folder(root: Path) -> Iterator[Path]:
     """A folder of this run's own, gone afterwards; those that dead runs left behind go now."""
     root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+    me = psutil.Process()
+    # Owned from its first moment to its last, however far its making or its removal got.
+    folder = Path(tempfile.mkdtemp(prefix=f"run-{me.pid}-{me.create_time():.0f}-", dir=root))
     try:
-        me = psutil.Process()
-        being_written = folder / "owner.new"
-        being_written.write_text(f"{me.pid} {me.create_time()}")
-        being_written.rename(folder / OWNER_FILE)  # whole at once: a torn one would look like a dead owner's
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -268,17 +267,19 @@ def _run_folder(root: Path) -> Iterator[Path]:
 def remove_leftovers(root: Path) -> list[Path]:
     """Remove the run folders under `root` whose owner is no more; returns them. Others' folders are left alone."""
     gone = []
-    for owner in root.glob(f"run-*/{OWNER_FILE}"):
+    for folder in root.iterdir():
+        owner = OWNED.match(folder.name)
+        if not owner:
+            continue
         try:
-            pid, created = owner.read_text().split()
-            alive = abs(psutil.Process(int(pid)).create_time() - float(created)) < SAME_START_S
-        except (ValueError, psutil.NoSuchProcess):
+            alive = abs(psutil.Process(int(owner[1])).create_time() - int(owner[2])) < SAME_START_S
+        except psutil.NoSuchProcess:
             alive = False
-        except (OSError, psutil.Error):
-            alive = True  # another user's, or just being removed
+        except psutil.Error:
+            alive = True  # another user's
         if not alive:
-            shutil.rmtree(owner.parent, ignore_errors=True)
-            gone.append(owner.parent)
+            shutil.rmtree(folder, ignore_errors=True)
+            gone.append(folder)
     return gone
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from factories import mini
 from helpers import lab, models, weights
+from helpers.engine import launcher
 from helpers.results import Log
 from helpers.settings import Workload
 
@@ -120,6 +121,31 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
     assert len(done) == 5 and set(done.values()) == {1}
     assert os.listdir(tmp_path / "home" / "offload") == []
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("after", ["tempfile.mkdtemp", "psutil.Process.create_time", "os.unlink"])
+def test_killed_while_its_folder_is_made_or_removed(after, command_line, tmp_path):
+    """The narrowest moments: whatever of a run's folder is there, the next run knows whose it was."""
+    offload = tmp_path / "offload"
+    module, name = after.rsplit(".", 1)
+    script = f"""
+import os, psutil, signal, tempfile, shutil
+from pathlib import Path
+from helpers.engine import launcher
+original, calls = {after}, []
+def then_die(*arguments, **options):
+    result = original(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+root = Path({str(offload)!r})
+{"" if name == "unlink" else f"{module}.{name} = then_die"}
+with launcher._run_folder(root) as folder:
+    for number in range(3):
+        (folder / str(number)).touch()
+    {f"{module}.{name} = then_die" if name == "unlink" else "pass"}
+"""
+    command_line.run(program=("-c", script))
+    assert len(launcher.remove_leftovers(offload)) == (name != "create_time")  # then there was none yet
+    assert os.listdir(offload) == []
 
 
 def test_a_leftover_of_someone_elses_is_left_alone(tmp_path):
