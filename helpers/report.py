@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 
 from helpers import analysis, figures, paths, points as rows_of_figures, tables
 from helpers.analysis.values import in_line, plain
+from helpers.engine.emulation import EMULATED_T4
 from helpers.figures import Plot
 from helpers.homework import QUESTIONS
 from helpers.points import Point, homework_rows
@@ -31,7 +32,9 @@ KINDS = {
     "the peak is `torch.cuda.max_memory_allocated` (without the CUDA context).",
     "measured on the emulated GPU": "FlexGen's own scheduler, copies and layers ran, with a CPU in the GPU's "
     "part and the "
-    "host link of the machine profile named in the source. The figures are that emulation's: their order and "
+    f"host link of the machine profile named in the source. Both links are held to a rate on purpose: the host link "
+    f"to {EMULATED_T4.host_link_gb_s:g} GB/s, the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s, so whether a read comes "
+    "from page cache or disk makes no difference to the times. The figures are that emulation's: their order and "
     "ratios can be read, their absolute values are no GPU's.",
     "projected by FlexGen": "`--debug-mode` timed a few layer-steps, with overlap off, and projected the rest. "
     "The timers are measured; throughput and wall time are not and are compared with nothing here.",
@@ -46,10 +49,18 @@ body { font: 16px/1.55 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; 
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; padding-bottom: .3rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: .85rem; display: block; overflow-x: auto; }
 th, td { border: 1px solid #ccc; padding: .3rem .55rem; text-align: left; vertical-align: top; }
-th { background: #f3f3f3; } img { max-width: 100%; height: auto; }
-code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; } td code { white-space: nowrap; }
+th { background: #f3f3f3; overflow-wrap: anywhere; min-width: 3.5rem; } img { max-width: 100%; height: auto; }
+code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; }
+table:has(th:nth-child(8)) { font-size: .72rem; } table:has(th:nth-child(8)) :is(th, td) { padding: .2rem .3rem; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
-@media print { body { max-width: none; } h2 { break-after: avoid; } table, img { break-inside: avoid; } }
+/* Paper cannot scroll: what is wide is set smaller and wrapped. */
+@media print {
+  body { max-width: none; margin: 0; padding: 0; } h2 { break-after: avoid; } img, tr { break-inside: avoid; }
+  table { display: table; overflow: visible; width: 100%; font-size: .7rem; }
+  th, td { padding: .15rem .3rem; overflow-wrap: anywhere; min-width: 0; }
+  table:has(th:nth-child(8)) { font-size: .6rem; }
+  pre { white-space: pre-wrap; overflow-wrap: anywhere; overflow: visible; font-size: .7rem; }
+}
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers.analysis.values import latency, listed, percent, rate, size
+from helpers.analysis.values import EMULATED, latency, listed, percent, rate, size
 from helpers.homework import QUESTIONS, Row
 from helpers.points import Point, Rows, homework_rows
 
@@ -28,6 +28,7 @@ class DiskReads:
     disk_bytes_per_s: float | None  # the highest rate that the disk was seen to give
     disk_rate_is_own: bool  # seen during this run, not during another of the same machine
     bytes_given: int | None
+    paced: bool = False  # the disk tier was held to a rate by the emulation, whatever gave the bytes
 
     @property
     def share_from_disk(self) -> float | None:
@@ -91,6 +92,7 @@ def of_point(label: str, point: Point, rows: Rows) -> DiskReads | None:
     return DiskReads(
         label, point.run_id, needed, needed / time.value if time else None,
         None if best is None else best * IOSTAT_KB, own is not None, point.bytes_from_disk,
+        paced=point.kind == EMULATED,
     )
 
 
@@ -128,6 +130,10 @@ def disk_reads_markdown(points: Iterable[Point]) -> str:
         words += (
             f"So {share}the reads of {listed(r.label for r in cached)} came from the page cache"
             f"{'' if counted else ', unless the disk was faster than it was ever sampled'}"
+        )
+        words += (
+            ". It makes no difference to these times: the emulation paces the disk tier, whatever gives the bytes."
+            if all(r.paced for r in cached) else
             ": a ratio with such a run on one side also holds the difference between page cache and disk."
         )
     else:

@@ -112,7 +112,7 @@ def q1(points: Iterable[Point]) -> OffloadSweep:
     parts = (
         Part("What each step adds, and what bounds the run after it", _what_bounds(rows, steps, rates, terms)),
         Part("(a) Within a class: are the two PCIe ratios close, and the two disk ratios?",
-             _within_class(rows, steps)),
+             _within_class(rows, steps, terms)),
         Part("(b) Within a pair: which ratio is larger, PCIe or disk?", _within_pair(steps, rates)),
     )
     return OffloadSweep(
@@ -177,7 +177,8 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
     paragraphs = []
     if "q1-1" in terms and terms["q1-1"].compute is not None:
         paragraphs.append(
-            f"With every weight on the GPU a pass takes {seconds(terms['q1-1'].compute)}: that is computing."
+            f"With every weight on the GPU a pass takes {seconds(terms['q1-1'].compute)}: that is computing, launching "
+            "kernels included."
         )
     if rates.host_to_device:
         moved = size(rows.done("q1-2").placement.host_to_device_bytes_per_pass)
@@ -193,7 +194,8 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
         paragraphs.append(words)
     if rates.disk:
         reads = of_point("Setting (5)", rows.done("q1-5"), rows)
-        warm = f" Those reads were {reads.verdict}." if reads.partly_cached else ""
+        pacing = ", which the emulation's pacing makes up for" if reads.paced else ""
+        warm = f" Those reads were {reads.verdict}{pacing}." if reads.partly_cached else ""
         paragraphs.append(
             f"Setting (5) takes {size(reads.bytes_needed / rows.done('q1-5').passes)} from the disk tier in each pass, "
             f"at {'least ' if rates.disk_hidden else ''}{rate(rates.disk)}.{warm}"
@@ -228,12 +230,12 @@ def _bound(step: Step) -> str:
     return words + f". The longest part of the pass after it is {longest}, not {step.link}."
 
 
-def _within_class(rows: Rows, steps: tuple[Step, ...]) -> str:
+def _within_class(rows: Rows, steps: tuple[Step, ...], terms: dict[str, Terms]) -> str:
     pairs = (("PCIe", steps[0], steps[2]), ("disk", steps[1], steps[3]))
-    return "\n\n".join(_front_and_back(rows, *pair) for pair in pairs)
+    return "\n\n".join(_front_and_back(rows, terms, *pair) for pair in pairs)
 
 
-def _front_and_back(rows: Rows, link: str, front: Step, back: Step) -> str:
+def _front_and_back(rows: Rows, terms: dict[str, Terms], link: str, front: Step, back: Step) -> str:
     missing = [step.name for step in (front, back) if not step.ratio]
     if missing:
         return f"The two {link} ratios cannot be compared: no figures for {listed(missing)}."
@@ -251,16 +253,17 @@ def _front_and_back(rows: Rows, link: str, front: Step, back: Step) -> str:
     position = "front" if larger is front else "back"
     factor = plain(larger.ratio.value / smaller.ratio.value, 2)
     words += f": not close, the {position} pair's is the larger, {factor} times the other."
-    return f"{words} {_base_effect(rows, costs, link, larger, smaller, bases, larger is front)}"
+    return f"{words} {_base_effect(rows, terms, costs, link, larger, smaller, bases, larger is front)}"
 
 
 def _base_effect(
-    rows: Rows, costs: str, link: str, larger: Step, smaller: Step, bases: list[float], front_is_larger: bool
+    rows: Rows, terms: dict[str, Terms], costs: str, link: str, larger: Step, smaller: Step, bases: list[float],
+    front_is_larger: bool,
 ) -> str:
     base_larger, base_smaller = bases if front_is_larger else bases[::-1]
     if not (larger.slows and smaller.slows):
         idle = smaller if not smaller.slows else larger
-        return f"{costs}. {idle.name} does not lengthen the pass measurably."
+        return f"{costs}. {idle.name} does not lengthen the pass measurably{_hidden(link, terms.get(idle.after))}."
     alike = max(larger.seconds_added, smaller.seconds_added) <= 1.25 * min(larger.seconds_added, smaller.seconds_added)
     if base_larger < base_smaller:
         more = larger.seconds_added > smaller.seconds_added
@@ -271,15 +274,30 @@ def _base_effect(
     else:
         words = (f"{costs}. {larger.name} adds {plain(larger.seconds_added / smaller.seconds_added, 2)} times the "
                  "seconds, which outweighs its longer base.")
-    cached = [
-        number(row_id) for row_id in {smaller.before, smaller.after, larger.before, larger.after}
+    cached_ids = [
+        row_id for row_id in sorted({smaller.before, smaller.after, larger.before, larger.after})
         if (reads := _reads(rows, row_id)) and reads.partly_cached
     ]
+    cached = [number(row_id) for row_id in cached_ids]
     if cached:
-        who = f"Setting {cached[0]} took reads" if len(cached) == 1 else f"Settings {listed(sorted(cached))} took reads"
-        words += (f" {who} from the page cache (see below), so what the figures say of the disk tier there is not the "
-                  "disk's alone.")
+        who = f"Setting {cached[0]} took reads" if len(cached) == 1 else f"Settings {listed(cached)} took reads"
+        paced = all(_reads(rows, row_id).paced for row_id in cached_ids)
+        words += f" {who} from the page cache (see below), " + (
+            "which makes no difference here: the emulation paces the disk tier." if paced else
+            "so what the figures say of the disk tier there is not the disk's alone."
+        )
     return words
+
+
+def _hidden(link: str, after: Terms | None) -> str:
+    """Behind which longer part the added link's copies hide, where the figures show it."""
+    name = "PCIe" if link == "PCIe" else "Disk"
+    if after is None or after.longest in (None, name):
+        return ""
+    what = "the copies over PCIe" if name == "PCIe" else "the disk tier's reads"
+    behind = {"PCIe": "the copies over PCIe", "Disk": "the disk tier", "compute": "computing"}[after.longest]
+    return (f": {what}, {seconds(after.by_name[name])} at the rate above, hide behind {behind}, "
+            f"{seconds(after.by_name[after.longest])}, the longest part of the pass")
 
 
 def _reads(rows: Rows, row_id: str) -> DiskReads | None:
