@@ -198,17 +198,22 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from helpers import lab
+    from helpers import lab, paths
 
     device = lab.choose_device(options.device)
     settings = _settings(
         options, device, page_cache=options.page_cache, disk_reader=options.disk_reader,
         copy_buffer=options.copy_buffer, repeats=options.repeats,
     )
-    sweep = lab.run(
-        settings, options.output, fresh=options.fresh, offload_root=options.offload_dir, say=_say
-    )
+    output = paths.folder(options.output, "--output")
+    known = not options.fresh and not lab.without_figures({"it": settings}, output)
+    sweep = lab.run(settings, output, fresh=options.fresh, offload_root=options.offload_dir, say=_say)
     (record,) = sweep.records.values()
+    log = output / lab.LOG_NAME
+    if known:
+        _say(f"known since {record.started_at}, measured earlier and recorded in {log}; --fresh measures again")
+    else:
+        _say(f"recorded in {log}")
     figures = {
         "status": record.failure.kind if record.failure else record.status,
         "device": settings.device,
@@ -216,6 +221,10 @@ def _measure(options: argparse.Namespace) -> int:
         "machine": record.machine.name,
         "model": record.settings.model,
         "percent": str(settings.split),
+        "achieved": _achieved(settings),
+        "started_at": record.started_at,
+        "known": known,
+        "results": str(log),
         "total_throughput_tok_s": record.total_throughput_tok_s,
         "total_throughputs_tok_s": list(record.throughputs_tok_s),
         "prefill_latency_s": record.prefill_latency_s,
@@ -230,7 +239,7 @@ def _measure(options: argparse.Namespace) -> int:
         "notes": list(record.notes),
         "reason": record.failure.message if record.failure else None,
     }
-    _print(figures, options.json)
+    _print(figures, options.json, {"achieved": str(_placement(settings))})
     if record.failure and record.failure.kind == "refused":
         return REFUSED
     return FAILED if record.failure else DONE
@@ -262,12 +271,16 @@ def _predict(options: argparse.Namespace) -> int:
     profile = machine_profiles.load(options.machine)
     settings = _settings(options, "cuda")
     found = time_model.predict(settings, profile)
+    placement = _placement(settings)
+    reason = None if found.fits else _what_does_not_fit(found, profile)
     figures = {
         "kind": "predicted",
         "machine": profile.name,
         "model": settings.model,
         "percent": str(settings.split),
+        "achieved": _achieved(settings),
         "fits": found.fits,
+        "reason": reason,
         "total_throughput_tok_s": found.total_throughput_tok_s,
         "total_throughput_tok_s_bounds": list(found.total_throughput_tok_s_bounds),
         "prefill_latency_s": found.prefill_latency_s,
@@ -281,8 +294,30 @@ def _predict(options: argparse.Namespace) -> int:
         "page_cache_serves_disk": found.page_cache_serves_disk,
         "command": shlex.join(settings.flexgen_arguments()),
     }
-    _print(figures, options.json)
+    if reason and not options.json:
+        print(f"does not fit: {reason}; time and throughput are as if there were enough")
+    longest = {name: seconds for name, seconds in found.terms_s.items() if seconds > 1e-3 * found.total_latency_s}
+    _print(figures, options.json, {
+        "achieved": str(placement),
+        "reason": None,
+        "terms_s": f"\n{'':30} ".join(f"{name} {_in_words(seconds)} s" for name, seconds in longest.items()),
+    })
     return DONE
+
+
+def _what_does_not_fit(found: Any, profile: Any) -> str:
+    """Which memory a prediction needs more of than the machine has for it, in GiB."""
+    from helpers.placement import GIB
+
+    memories = (
+        ("GPU memory", found.peak_gpu_mem_gib_range[1], profile.usable_gpu_bytes / GIB, profile.gpu_overhead_gib),
+        ("host memory", found.host_mem_gib, profile.usable_host_bytes / GIB, profile.host_overhead_gib),
+    )
+    return "; ".join(
+        f"needs {needed_gib:.2f} GiB of {what}, {profile.name} has {usable_gib:.2f} "
+        f"(and {overhead_gib:.2f} that Python, torch and CUDA take)"
+        for what, needed_gib, usable_gib, overhead_gib in memories if needed_gib > usable_gib
+    )
 
 
 def _search(options: argparse.Namespace) -> int:
@@ -290,9 +325,11 @@ def _search(options: argparse.Namespace) -> int:
 
     profile = machine_profiles.load(options.machine)
     found = search.best(options.model, profile, options.prompt_len, options.gen_len)
+    ranked = (found.best, *found.runners_up)
     choices = [
         {
             "percent": str(choice.settings.split),
+            "achieved": _achieved(choice.settings),
             "gpu_batch_size": choice.settings.workload.gpu_batch_size,
             "num_gpu_batches": choice.settings.workload.num_gpu_batches,
             "compress_weight": choice.settings.compress_weight,
@@ -304,7 +341,7 @@ def _search(options: argparse.Namespace) -> int:
             "bottleneck": choice.prediction.bottleneck,
             "command": choice.command,
         }
-        for choice in (found.best, *found.runners_up)
+        for choice in ranked
     ]
     if options.json:
         print(json.dumps({
@@ -313,20 +350,51 @@ def _search(options: argparse.Namespace) -> int:
         }))
         return DONE
     print(f"predicted for {profile.name}, the best of {found.compared:,} settings that fit; {found.limit}")
-    for choice in choices:
+    for choice, figures in zip(ranked, choices):
+        split = choice.settings.split
         print(
-            f"{choice['total_throughput_tok_s']:9.2f} token/s  {choice['peak_gpu_mem_gib']:7.2f} GiB GPU  "
-            f"{choice['host_mem_gib']:7.2f} GiB host  {choice['bottleneck']:16}  {choice['command']}"
+            f"{figures['total_throughput_tok_s']:9.2f} token/s  {figures['peak_gpu_mem_gib']:7.2f} GiB GPU  "
+            f"{figures['host_mem_gib']:7.2f} GiB host  {figures['bottleneck']:16}  {figures['command']}\n"
+            f"{'':9}  weights: asked {split.weights_gpu} % GPU + {split.weights_cpu} % CPU + "
+            f"{split.weights_disk} % disk, achieved {_placement(choice.settings)}"
         )
     return DONE
 
 
-def _print(figures: dict[str, Any], as_json: bool) -> None:
+def _print(figures: dict[str, Any], as_json: bool, for_people: dict[str, Any]) -> None:
+    """One JSON object, or a line a figure; `for_people` has what reads otherwise there."""
     if as_json:
         print(json.dumps(figures))
-    else:
-        for name, figure in figures.items():
-            print(f"{name:30} {figure}")
+        return
+    for name, figure in (figures | for_people).items():
+        if name in ("reason", "notes") and not figure:
+            continue
+        print(f"{name:30} {_in_words(figure)}")
+
+
+def _in_words(figure: Any) -> str:
+    """A figure as people read it: four significant digits, a list with commas."""
+    if figure is None:
+        return "not measured"
+    if isinstance(figure, list):
+        return ", ".join(map(_in_words, figure))
+    if isinstance(figure, float):
+        return f"{figure:.4g}" if abs(figure) < 1e4 else f"{figure:.0f}"
+    return str(figure)
+
+
+def _achieved(settings: Any) -> dict[str, float]:
+    """Percent and GiB by tier, as `place --json` has them."""
+    from helpers.placement import asked_and_achieved
+
+    return asked_and_achieved(settings.opt_model, settings.split, settings.compress_weight)["achieved"]
+
+
+def _placement(settings: Any) -> Any:
+    from helpers.placement import place
+
+    split = settings.split
+    return place(settings.opt_model, split.weights_gpu, split.weights_cpu, settings.compress_weight)
 
 
 def _analyze(options: argparse.Namespace) -> int:

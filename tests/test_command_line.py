@@ -53,6 +53,11 @@ def test_measure_for_people_names_each_figure(tmp_path, capfd):
     assert measure(output=tmp_path) == DONE
     printed = capfd.readouterr().out
     assert "total_throughput_tok_s" in printed and "measured on the emulated GPU" in printed
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    (record,) = Log(tmp_path / lab.LOG_NAME)
+    assert float(lines["total_latency_s"]) == pytest.approx(record.total_latency_s, rel=1e-3)
+    assert len(lines["total_latency_s"]) < len(str(record.total_latency_s))
+    assert lines["achieved"] == "100.0 % GPU" and "reason" not in lines
 
 
 def test_a_run_that_fails_is_1_with_its_reason_in_the_json(tmp_path, capfd, monkeypatch):
@@ -87,6 +92,20 @@ def test_what_was_interrupted_is_1_and_says_how_to_go_on(monkeypatch, capsys, tm
     monkeypatch.setattr(lab, "run", interrupt)
     assert measure(output=tmp_path) == FAILED
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_path, capfd):
+    assert measure("--json", output=tmp_path) == DONE
+    first = capfd.readouterr()
+    log = str(tmp_path / lab.LOG_NAME)
+    assert f"recorded in {log}" in first.err and "known since" not in first.err
+    assert measure("--json", output=tmp_path) == DONE
+    again = capfd.readouterr()
+    before, now = json.loads(first.out), json.loads(again.out)
+    assert (before["known"], now["known"]) == (False, True)
+    assert now == before | {"known": True} and now["results"] == log
+    assert f"known since {before['started_at']}" in again.err and log in again.err and "--fresh" in again.err
+    assert len(list(Log(log))) == 1
 
 
 # ---- refused
@@ -141,6 +160,46 @@ def test_place_gives_what_was_asked_and_what_comes_of_it(capsys):
     assert found["asked"]["gpu_percent"] == 20 and found["achieved"]["gpu_percent"] == pytest.approx(7.4, abs=0.05)
     assert main([*asked, "--compress-weight"]) == DONE
     assert "4-bit weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model, percent, what", [
+    ("opt-13b", "100 0 100 0 100 0", "GPU memory"), ("opt-13b", "0 100 100 0 100 0", "host memory"),
+])
+def test_predict_of_what_does_not_fit_says_first_what_is_short(model, percent, what, capsys):
+    asked = ["predict", "--percent", *percent.split(), "--model", model, "--machine", "t4-colab"]
+    assert main([*asked, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    needed = {"GPU memory": found["peak_gpu_mem_gib_range"][1], "host memory": found["host_mem_gib"]}[what]
+    assert found["fits"] is False and f"needs {needed:.2f} GiB of {what}, t4-colab has" in found["reason"]
+    for name in ("total_throughput_tok_s", "total_latency_s", "peak_gpu_mem_gib", "host_mem_gib"):
+        assert isinstance(found[name], float), name
+    assert main(asked) == DONE
+    assert capsys.readouterr().out.startswith(f"does not fit: {found['reason']}")
+
+
+def test_predict_for_people_has_the_terms_that_count_in_seconds(capsys):
+    asked = ["predict", "--percent", "0", "0", "100", "0", "100", "0", "--machine", "t4-colab"]
+    assert main([*asked, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is True and found["reason"] is None
+    assert main(asked) == DONE
+    printed = capsys.readouterr().out
+    for name, seconds in found["terms_s"].items():
+        assert (f" {name} {seconds:.4g} s\n" in printed) == (seconds > found["total_latency_s"] / 1000), name
+    assert "fit:" not in printed and "reason" not in printed
+
+
+def test_search_gives_the_achieved_split_beside_the_one_asked(capsys):
+    asked = ["search", "--model", "opt-1.3b", "--machine", "t4-colab"]
+    assert main([*asked, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    choices = [found["best"], *found["runners_up"]]
+    for choice in choices:
+        place = ["place", "--percent", *choice["percent"].split(), "--model", "opt-1.3b", "--json"]
+        assert main(place + ["--compress-weight"] * choice["compress_weight"]) == DONE
+        assert json.loads(capsys.readouterr().out)["achieved"] == choice["achieved"]
+    assert main(asked) == DONE
+    assert capsys.readouterr().out.count("achieved") == len(choices)
 
 
 def test_analyze_writes_tables_figures_and_report(tmp_path, capsys):
