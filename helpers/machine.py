@@ -21,6 +21,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
+from helpers.engine.emulation import EMULATED_T4
 from helpers.results import Machine
 from helpers.settings import Frozen
 
@@ -35,14 +36,16 @@ def describe(device: Literal["cuda", "emulated"], profile_name: str | None) -> M
     found = gpus() if device == "cuda" else ()
     if device == "emulated":
         name = f"emulated {profile_name}" if profile_name else "emulated"
+        gpu_mem_gib = EMULATED_T4.gpu_mem_gib
     else:
         name = found[0].name if found else "CUDA GPU that NVML does not name"
+        gpu_mem_gib = round(found[0].total_gib, 3) if found else None
     return Machine(
         name=name,
         cpu=_cpu_name(),
         cpu_count=cpu_count(),
         ram_gib=round(memory_allowance().total_bytes / GIB, 3),
-        gpu_mem_gib=round(found[0].total_gib, 3) if found else None,
+        gpu_mem_gib=gpu_mem_gib,
         platform=platform.platform(),
         profile=profile_name,
     )

@@ -12,7 +12,7 @@ import pandas as pd
 from helpers import analysis
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.offload_sweep import STEPS, number
-from helpers.analysis.values import Value, in_line, latency, plain, ratio, throughput, times
+from helpers.analysis.values import Value, gib, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
 from helpers.machine import MachineCeilings
 from helpers.placement import TIERS
@@ -200,6 +200,7 @@ def q4_disk(points: Iterable[Point]) -> Table:
             })
     counters = sorted({p.disk.source for found in classes if (p := rows.done(found.row_id)).disk})
     title = "Q4 part 1. Disk I/O under 100 % disk" + (f", counted by {', '.join(counters)}" if counters else "")
+    title += "; peaks over all repeats"
     return _table("q4_disk", title, rows, raw, shown, wanted)
 
 
@@ -283,7 +284,7 @@ def all_rows(points: Iterable[Point]) -> Table:
                 "4-bit weights" if point.compress_weight else "", point.debug_mode, point.other_options,
                 f"page cache {point.page_cache}" if point.page_cache else "",
             ))) or NOT_KNOWN,
-            "Throughput (token/s)": _throughput(point), "Peak GPU mem (GiB)": _fixed(point.peak_gpu_mem_gib, 3),
+            "Throughput (token/s)": _throughput(point), "Peak GPU mem (GiB)": _gib(point.peak_gpu_mem_gib),
             "Status": point.status + (f": {in_line(point.reason)}" if point.reason else ""),
         })
     return Table("all_rows", "Every run in the figures.", pd.DataFrame(raw), pd.DataFrame(shown).astype(str))
@@ -314,7 +315,7 @@ def comparison(points: Iterable[Point]) -> Table:
         shown.append({
             "Run": row.label if not row.label.startswith("batch") else f"100 % disk, {row.label}",
             "Throughput here (token/s)": _throughput(a), "T4 (token/s)": _throughput(b), "Here / T4": _times(speed),
-            "Peak here (GiB)": _fixed(a.peak_gpu_mem_gib, 3), "T4 (GiB)": _fixed(b.peak_gpu_mem_gib, 3),
+            "Peak here (GiB)": _gib(a.peak_gpu_mem_gib), "T4 (GiB)": _gib(b.peak_gpu_mem_gib),
             "Here / T4 (peak)": _times(memory),
         })
     title = f"Beside a student's Colab T4 (quoted){_other_workload(here, there)}"
@@ -495,8 +496,7 @@ def _fixed(value: float | None, decimals: int) -> str:
 
 
 def _gib(value: float | None) -> str:
-    """Three decimals as FlexGen prints them; three digits where that would leave none."""
-    return _digits(value) if value is not None and value < 0.1 else _fixed(value, 3)
+    return NOT_KNOWN if value is None else gib(value)
 
 
 def _giga(value: float | None) -> float | None:

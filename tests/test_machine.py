@@ -297,7 +297,7 @@ def test_the_machine_is_described_without_torch():
 def test_describe():
     emulated = machine.describe("emulated", "t4-colab")
     assert isinstance(emulated, Machine)
-    assert (emulated.name, emulated.profile, emulated.gpu_mem_gib) == ("emulated t4-colab", "t4-colab", None)
+    assert (emulated.name, emulated.profile, emulated.gpu_mem_gib) == ("emulated t4-colab", "t4-colab", 14.56)
     assert emulated.cpu and emulated.cpu_count >= 1 and emulated.ram_gib > 0
     real = machine.describe("cuda", None)
     if machine.cuda_available():

@@ -12,6 +12,7 @@ from helpers.analysis.values import (
     Part,
     Value,
     gaps,
+    gib,
     latency,
     listed,
     pass_time,
@@ -237,4 +238,4 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
 
 
 def _peaks(known: list[Point]) -> str:
-    return listed(f"batch {p.workload.gpu_batch_size}: {p.peak_gpu_mem_gib:.3f} GiB" for p in known)
+    return listed(f"batch {p.workload.gpu_batch_size}: {gib(p.peak_gpu_mem_gib)} GiB" for p in known)

@@ -182,6 +182,8 @@ def _class_in_words(found: DiskClass) -> str:
     if reads is None:
         return words
     words += f" By the bytes: {reads.sentence}"
+    if reads.bytes_given == 0 and found.by_rule in CLASS_NAMES:
+        words += " (The peaks are over all repeats, the bytes are the median repeat's.)"
     if found.agrees is False:
         share = "no or few" if reads.verdict.startswith("warm") else "only part of the"
         words += (

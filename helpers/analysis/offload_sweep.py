@@ -48,6 +48,12 @@ class Rates:
     host_to_device_hidden: bool = False  # the copies added no time: the link may be faster than this
     disk: float | None = None
     disk_hidden: bool = False
+    repeated: bool = False  # the rows had repeats, which spread
+
+    @property
+    def digits(self) -> int:
+        """Significant digits to give: repeats spread too much for a third."""
+        return 2 if self.repeated else 3
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def q1(points: Iterable[Point]) -> OffloadSweep:
 
 def _rates(rows: Rows) -> Rates:
     compute, half_cpu, all_disk = (pass_time(rows.done(f"q1-{n}")) for n in (1, 2, 5))
-    found: dict = {}
+    found: dict = {"repeated": any(time.repeated for time in (compute, half_cpu, all_disk) if time)}
     if half_cpu:
         moved = rows.done("q1-2").placement.host_to_device_bytes_per_pass
         if compute and not half_cpu.exceeds(compute):
@@ -184,13 +190,14 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
         moved = size(rows.done("q1-2").placement.host_to_device_bytes_per_pass)
         if rates.host_to_device_hidden:
             words = (f"Setting (2) copies {moved} to the GPU in each pass and is not slower for it: the copies hide "
-                     f"behind computing, and PCIe gives at least {rate(rates.host_to_device)}.")
+                     f"behind computing, and PCIe gives at least {rate(rates.host_to_device, rates.digits)}.")
         elif rates.host_to_device_most:
-            words = (f"Setting (2) copies {moved} to the GPU in each pass: {rate(rates.host_to_device)} if the copies "
-                     f"overlap computing wholly (taken below), {rate(rates.host_to_device_most)} if not at all.")
+            words = (f"Setting (2) copies {moved} to the GPU in each pass: {rate(rates.host_to_device, rates.digits)} if "
+                     "the copies overlap computing wholly (taken below), "
+                     f"{rate(rates.host_to_device_most, rates.digits)} if not at all.")
         else:
-            words = (f"Setting (2) copies {moved} to the GPU in each pass, at {rate(rates.host_to_device)} or more "
-                     "(how much of the pass is computing is not known without setting (1)).")
+            words = (f"Setting (2) copies {moved} to the GPU in each pass, at "
+                     f"{rate(rates.host_to_device, rates.digits)} or more (how much of the pass is computing is not known without setting (1)).")
         paragraphs.append(words)
     if rates.disk:
         reads = of_point("Setting (5)", rows.done("q1-5"), rows)
@@ -198,7 +205,7 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
         warm = f" Those reads were {reads.verdict}{pacing}." if reads.partly_cached else ""
         paragraphs.append(
             f"Setting (5) takes {size(reads.bytes_needed / rows.done('q1-5').passes)} from the disk tier in each pass, "
-            f"at {'least ' if rates.disk_hidden else ''}{rate(rates.disk)}.{warm}"
+            f"at {'least ' if rates.disk_hidden else ''}{rate(rates.disk, rates.digits)}.{warm}"
         )
     known = [_bound(step) for step in steps if step.ratio]
     text = " ".join(paragraphs)
@@ -263,7 +270,7 @@ def _base_effect(
     base_larger, base_smaller = bases if front_is_larger else bases[::-1]
     if not (larger.slows and smaller.slows):
         idle = smaller if not smaller.slows else larger
-        return f"{costs}. {idle.name} does not lengthen the pass measurably{_hidden(link, terms.get(idle.after))}."
+        return f"{costs}. {idle.name} does not lengthen the pass measurably{_hidden(idle.link, terms.get(idle.after))}."
     alike = max(larger.seconds_added, smaller.seconds_added) <= 1.25 * min(larger.seconds_added, smaller.seconds_added)
     if base_larger < base_smaller:
         more = larger.seconds_added > smaller.seconds_added
@@ -289,14 +296,13 @@ def _base_effect(
     return words
 
 
-def _hidden(link: str, after: Terms | None) -> str:
+def _hidden(link: str | None, after: Terms | None) -> str:
     """Behind which longer part the added link's copies hide, where the figures show it."""
-    name = "PCIe" if link == "PCIe" else "Disk"
-    if after is None or after.longest in (None, name):
+    if link is None or after is None or after.longest in (None, link):
         return ""
-    what = "the copies over PCIe" if name == "PCIe" else "the disk tier's reads"
+    what = "the copies over PCIe" if link == "PCIe" else "the disk tier's reads"
     behind = {"PCIe": "the copies over PCIe", "Disk": "the disk tier", "compute": "computing"}[after.longest]
-    return (f": {what}, {seconds(after.by_name[name])} at the rate above, hide behind {behind}, "
+    return (f": {what}, {seconds(after.by_name[link])} at the rate above, hide behind {behind}, "
             f"{seconds(after.by_name[after.longest])}, the longest part of the pass")
 
 
@@ -331,8 +337,8 @@ def _bandwidths(rates: Rates, disk_wins: list[bool]) -> str:
     faster = rates.host_to_device / rates.disk
     at_least = "at least " if rates.host_to_device_hidden else ""
     words = (
-        f"From these figures PCIe gives {at_least}{rate(rates.host_to_device)} (order of "
-        f"{_power(rates.host_to_device)} GB/s) and the disk tier {rate(rates.disk)} "
+        f"From these figures PCIe gives {at_least}{rate(rates.host_to_device, rates.digits)} (order of "
+        f"{_power(rates.host_to_device)} GB/s) and the disk tier {rate(rates.disk, rates.digits)} "
         f"(order of {_power(rates.disk)} GB/s)"
     )
     if faster > 1:

@@ -187,9 +187,16 @@ def size(count: float) -> str:
     return f"{plain(count)} B"
 
 
-def rate(bytes_per_s: float) -> str:
+def rate(bytes_per_s: float, digits: int = 3) -> str:
     """Bytes per second in GB/s, below 10 MB/s in MB/s."""
-    return f"{plain(bytes_per_s / 1e9)} GB/s" if bytes_per_s >= 1e7 else f"{plain(bytes_per_s / 1e6)} MB/s"
+    if bytes_per_s >= 1e7:
+        return f"{plain(bytes_per_s / 1e9, digits)} GB/s"
+    return f"{plain(bytes_per_s / 1e6, digits)} MB/s"
+
+
+def gib(value: float) -> str:
+    """GPU memory to three decimals as FlexGen prints it; three digits where that would leave none."""
+    return plain(value) if value < 0.1 else f"{value:,.3f}"
 
 
 def order_of_magnitude(value: float) -> int:
