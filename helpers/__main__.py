@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m helpers", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=OneLineParser)
+    parser.set_defaults(command=lambda _: parser.error(f"no COMMAND (choose from {', '.join(commands.choices)})"))
 
     run = commands.add_parser("run", help="run notebooks through papermill and write the report")
     names = ", ".join([*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS])
@@ -162,6 +163,8 @@ def _run(options: argparse.Namespace) -> int:
         models.resolve(options.model)
     plan = {}
     for question in options.questions or QUESTIONS:
+        if question not in (*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS):
+            raise Refused(f"question {question!r}: choose from {', '.join((*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS))}")
         if question in NOTEBOOKS_WITHOUT_RUNS:
             continue
         plan |= homework.plan(question, device, options.model, options.page_cache, options.repeats)
@@ -179,9 +182,7 @@ def _run(options: argparse.Namespace) -> int:
         "device": device, "model": str(folder or options.model), "page_cache": options.page_cache,
         "repeats": options.repeats, "output_dir": str(output),
     }
-    runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh)
-    for one in runs:
-        _say(f"{'FAIL' if one.error else 'ok':4} {one.executed.name}  {one.duration_s:.0f} s  {one.error}".rstrip())
+    runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh, _say)
     broken = any(one.error for one in runs)
     if not plan:
         return FAILED if broken else DONE

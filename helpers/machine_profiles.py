@@ -91,7 +91,8 @@ def load(name_or_path: str) -> MachineProfile:
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.isfile(path):
         raise Refused(
-            f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one"
+            f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one: there is "
+            f"no such file; notebook 00 writes outputs/{PROFILE_NAME} on a machine with a GPU"
         )
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -59,8 +59,10 @@ class OffloadSplit(Frozen):
         """A split from `"50 50 100 0 100 0"`, or from six numbers. Raises Refused naming the number."""
         parts = numbers.split() if isinstance(numbers, str) else list(numbers)
         if len(parts) != 6:
+            given = " ".join(map(str, parts))
+            apart = ", separated by spaces" if "," in given else ""
             raise Refused(
-                f"--percent {' '.join(map(str, parts))}: {len(parts)} numbers, FlexGen takes 6 "
+                f"--percent {given}: {len(parts)} number{'' if len(parts) == 1 else 's'}, FlexGen takes 6{apart} "
                 "(weights, cache, activations: GPU and CPU share of each)"
             )
         whole = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import papermill
 from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
 
 from helpers import lab, paths, points, report
 from helpers.errors import Refused
@@ -35,11 +36,21 @@ class NotebookRun:
     duration_s: float
     error: str = ""
 
+    def __str__(self) -> str:
+        came_of_it = "FAIL" if self.error else "ok"
+        return f"{came_of_it:4} {self.executed.name}  {self.duration_s:.0f} s  {self.error}".rstrip()
+
 
 def run(
-    names: Sequence[str], parameters: Mapping[str, Any], output_dir: Path, fresh: bool = False
+    names: Sequence[str],
+    parameters: Mapping[str, Any],
+    output_dir: Path,
+    fresh: bool = False,
+    say: Callable[[str], None] = tqdm.write,
 ) -> list[NotebookRun]:
     """Run the named notebooks, one after another; one that fails is kept and does not stop the others.
+
+    `say` is told of each before it starts, and what came of it right after.
 
     `fresh` sets the results so far aside (nothing is deleted) and measures anew. Raises Refused, before anything
     starts, for a notebook there is none of, a parameter that one of them does not have, or an output folder that
@@ -55,7 +66,12 @@ def run(
         _set_results_aside(output_dir)
     folder = output_dir / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
-    return [_run_one(name, parameters, folder) for name in names]
+    runs = []
+    for number, name in enumerate(names, 1):
+        say(f"{number} of {len(names)}: {NOTEBOOKS[name]}")
+        runs.append(_run_one(name, parameters, folder))
+        say(str(runs[-1]))
+    return runs
 
 
 def write_report(output_dir: Path) -> list[Path]:

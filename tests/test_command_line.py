@@ -113,7 +113,9 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
 
 @pytest.mark.parametrize("arguments, named", [
     ([], "COMMAND"),
+    ([], "run, measure, place, predict, search, analyze, doctor"),
     (["meassure"], "meassure"),
+    (["meassure"], "doctor"),
     (["measure"], "--percent"),
     (["measure", "--percent", "50", "50", "100", "0", "100"], "5 numbers"),
     (["measure", "--percent", "60", "60", "100", "0", "100", "0"], "120"),
@@ -129,6 +131,8 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
     (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--speed", "9"], "--speed"),
     (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--output", "/proc/nowhere"], "/proc/nowhere"),
     (["run", "q5"], "q5"),
+    (["run", "q9"], "q1, q2, q3, q4, machine, explore"),
+    (["predict", "--percent", "100", "0", "100", "0", "100", "0", "--machine", "mine.json"], "no such file; notebook"),
     (["run", "--device", "tpu"], "tpu"),
     (["run", "--model", "opt-350m"], "opt-350m"),
     (["run", "--page-cache", "hot"], "hot"),
@@ -236,7 +240,7 @@ def notebooks_that(monkeypatch, tmp_path):
     """What `run` does once its notebooks have run, in place of them: each with an error or none."""
 
     def run(errors):
-        def stand_in(names, parameters, output, fresh):
+        def stand_in(names, parameters, output, fresh, say):
             return [suite.NotebookRun(name, tmp_path / f"{name}.ipynb", 1.0, errors.get(name, "")) for name in names]
 
         monkeypatch.setattr(suite, "run", stand_in)
@@ -250,7 +254,21 @@ def test_a_notebook_that_failed_is_1(notebooks_that, tmp_path, capsys, monkeypat
     monkeypatch.setattr(suite, "write_report", lambda output: [output / "report.html"])
     assert notebooks_that({}) == DONE
     assert notebooks_that({"q2": "cell 4: ValueError: why"}) == FAILED
-    assert "FAIL q2.ipynb" in capsys.readouterr().err
+
+
+def test_each_notebook_is_said_as_it_starts_and_as_it_ends(monkeypatch, tmp_path, capsys):
+    def execute(given, executed, **options):
+        print("running", Path(given).name, file=sys.stderr)
+        if "00" in given:
+            raise ValueError("why")
+
+    monkeypatch.setattr(suite.papermill, "execute_notebook", execute)
+    assert main(["run", "machine", "explore", "--device", "emulated", "--output", str(tmp_path)]) == FAILED
+    said = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "1 of 2: 00_machine.ipynb", "running 00_machine.ipynb", "FAIL 00_machine.ipynb 0 s ValueError: why",
+        "2 of 2: 05_explore_splits.ipynb", "running 05_explore_splits.ipynb", "ok 05_explore_splits.ipynb 0 s",
+    ]
 
 
 def test_a_run_without_figures_is_1_though_its_notebook_went_through(notebooks_that, tmp_path, capsys):

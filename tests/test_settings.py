@@ -64,6 +64,8 @@ def refusal(action, *arguments, **fields):
     ("100 0 100 0 100", "5 numbers"),
     ("100 0 100 0 100 0 0", "7 numbers"),
     ("", "0 numbers"),
+    ("100", "1 number,"),
+    ("70,30,100,0,100,0", "takes 6, separated by spaces"),
     ("50.5 49.5 100 0 100 0", "50.5"),
     ("fifty 50 100 0 100 0", "fifty"),
     ("-10 110 100 0 100 0", "-10"),
