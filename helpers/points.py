@@ -75,6 +75,16 @@ class Point(Frozen):
     notes: tuple[str, ...] = ()
 
     @property
+    def in_words(self) -> str:
+        """What the run is; the model and the lengths of its workload apart."""
+        shares = ((self.split.weights_gpu, "GPU"), (self.split.weights_cpu, "CPU"), (self.split.weights_disk, "disk"))
+        return ", ".join(filter(None, (
+            " + ".join(f"{share} % {tier}" for share, tier in shares if share),
+            f"batch {self.workload.gpu_batch_size}", "4-bit weights" if self.compress_weight else "",
+            self.debug_mode, "page cache dropped" if self.page_cache == "cold" else "", self.other_options,
+        )))
+
+    @property
     def placement(self) -> Placement:
         """Where FlexGen puts the weights. Raises Refused if the model is a folder that is not here."""
         return place(
@@ -423,6 +433,12 @@ def homework_rows(points: Iterable[Point]) -> Rows:
         others = ", ".join(f"{len(r.by_id)} of {r.first.model} ({r.first.source})" for r in rest)
         notes += (f"These rows are {first.model} on {first.source}; the figures also hold rows of others: {others}.",)
     return Rows(best.by_id, notes)
+
+
+def names(points: Sequence[Point]) -> list[str]:
+    """What to call each point: its id if it is a row of the homework or was named by a person, else in words."""
+    used = homework_rows(points).by_id.values()
+    return [point.run_id if point.kind == "quoted" or point in used else point.in_words for point in points]
 
 
 def _match(group: Sequence[Point]) -> Rows:

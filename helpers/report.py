@@ -8,6 +8,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from markdown_it import MarkdownIt
 
 from helpers import analysis, figures, paths, points as rows_of_figures, tables
@@ -17,6 +18,14 @@ from helpers.figures import Plot
 from helpers.homework import QUESTIONS
 from helpers.points import Point, homework_rows
 from helpers.tables import Table
+
+# What each question asks, under its heading.
+ASKED = {
+    "q1": "How much does each step cost that moves weights from GPU to CPU to disk, and which link bounds the run?",
+    "q2": "With all weights on disk, how far does a larger batch share out the cost of moving them?",
+    "q3": "What do 4-bit weights change where the weights stay on the GPU, and where they come from disk?",
+    "q4": "How is the disk read while all weights are on it, and how does loading a layer stand to computing it?",
+}
 
 # Heading, tables, plots: in the homework's order.
 SECTIONS = {
@@ -104,7 +113,7 @@ def markdown(
     blocks = ["# LLM offloading with FlexGen"]
     blocks.append(tables.provenance(rows) if rows.by_id else "The figures hold none of the homework's runs.")
     for question, (heading, table_names, plot_names) in SECTIONS.items():
-        blocks.append(f"## {heading}")
+        blocks += [f"## {heading}", f"*{ASKED[question]}*"]
         if not any(row.id in rows.by_id for row in QUESTIONS[question]):
             blocks.append("No run of this question is in the figures.")
             continue
@@ -118,7 +127,13 @@ def markdown(
         blocks += ["## Beside the Colab T4"]
         blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]
     blocks += ["## Machine, versions, and how each figure was obtained", *_obtained(points, machine_text)]
-    blocks += ["## Every run", _first_rows(all_tables["all_rows"]).markdown]
+    in_homework = all_tables["all_rows"].frame["in_homework"]
+    blocks += ["## Every run"]
+    if in_homework.any():
+        blocks.append(_first_rows(_only(all_tables["all_rows"], in_homework, "The homework's runs.")).markdown)
+    if not in_homework.all():
+        caption = "Runs that are not the homework's, or that its sections above do not use."
+        blocks += ["### Not the homework's", _first_rows(_only(all_tables["all_rows"], ~in_homework, caption)).markdown]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
@@ -160,14 +175,19 @@ def _obtained(points: Sequence[Point], machine_text: str) -> list[str]:
         blocks.append("Versions: " + ", ".join(f"{in_line(name)} {in_line(version)}" for name, version in found) + ".")
     if not machines:
         blocks.append("The figures do not say on which machine and with which versions they were obtained.")
-    commands = [f"{p.run_id}: {p.command}" for p in points if p.command]
+    names = rows_of_figures.names(points)
+    commands = [f"{name}: {p.command}" for name, p in zip(names, points) if p.command]
     if commands:
         shown = ["    " + " ".join(command.split()) for command in commands[:MOST_LINES]]
         blocks.append("Commands:\n\n" + "\n".join(shown) + _and_more(commands))
-    notes = [f"- {in_line(p.run_id)}: {in_line(note)}" for p in points for note in p.notes]
+    notes = [f"- {in_line(name)}: {in_line(note)}" for name, p in zip(names, points) for note in p.notes]
     if notes:
         blocks.append("Notes:\n\n" + "\n".join(notes[:MOST_LINES]) + _and_more(notes))
     return blocks
+
+
+def _only(table: Table, wanted: pd.Series, caption: str) -> Table:
+    return dataclasses.replace(table, caption=caption, frame=table.frame[wanted], shown=table.shown[wanted])
 
 
 def _first_rows(table: Table) -> Table:

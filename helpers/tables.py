@@ -16,7 +16,7 @@ from helpers.analysis.values import Value, gib, in_line, latency, plain, ratio, 
 from helpers.homework import QUESTIONS, Row
 from helpers.machine import MachineCeilings
 from helpers.placement import TIERS
-from helpers.points import Point, Rows, homework_rows, read_csv
+from helpers.points import Point, Rows, homework_rows, names, read_csv
 
 NOT_KNOWN = "—"
 REFERENCE = Path(__file__).resolve().parent.parent / "outputs" / "reference" / "t4-colab" / "figures.csv"
@@ -72,10 +72,10 @@ def ceilings(measured: MachineCeilings) -> Table:
 
 
 def every(points: Sequence[Point]) -> dict[str, Table]:
-    """All tables by name, in the order of the report."""
+    """All tables by name, in the order of the report; the reference is not put beside itself."""
     tables = [q1(points), q1_ratios(points), q2(points), q2_ratios(points), q3(points), q4_disk(points),
               q4_breakdown(points), disk_reads(points)]
-    if REFERENCE.is_file():
+    if REFERENCE.is_file() and homework_rows(points).by_id != homework_rows(read_csv(REFERENCE)).by_id:
         tables += [comparison(points), comparison_ratios(points)]
     tables.append(all_rows(points))
     return {table.name: table for table in tables}
@@ -257,13 +257,14 @@ def disk_reads(points: Iterable[Point]) -> Table:
 
 
 def all_rows(points: Iterable[Point]) -> Table:
-    """Every run of the figures, the homework's or not."""
+    """Every run of the figures; `in_homework` says whether it is a row of the homework's sections."""
     points = tuple(points)
+    used = homework_rows(points).by_id.values()
     raw, shown = [], []
-    for point in points:
+    for point, name in zip(points, names(points)):
         raw.append({
-            "run_id": point.run_id, "kind": point.kind, "source": point.source, "model": point.model,
-            "percent": str(point.split), "gpu_batch_size": point.workload.gpu_batch_size,
+            "run_id": point.run_id, "in_homework": point in used, "kind": point.kind, "source": point.source,
+            "model": point.model, "percent": str(point.split), "gpu_batch_size": point.workload.gpu_batch_size,
             "num_gpu_batches": point.workload.num_gpu_batches, "prompt_len": point.workload.prompt_len,
             "gen_len": point.workload.gen_len, "compress_weight": point.compress_weight, "debug_mode": point.debug_mode,
             "page_cache": point.page_cache, "other_options": point.other_options,
@@ -275,7 +276,7 @@ def all_rows(points: Iterable[Point]) -> Table:
         })
         work = point.workload
         shown.append({
-            "Run": in_line(point.run_id), "Kind": point.kind, "Source": in_line(point.source),
+            "Run": in_line(name), "Kind": point.kind, "Source": in_line(point.source),
             "Model": in_line(point.model),
             "`--percent`": f"`{point.split}`", "Achieved": str(point.placement),
             "Batch": f"{work.gpu_batch_size} x {work.num_gpu_batches}",

@@ -17,6 +17,7 @@ from helpers.analysis.values import (
     listed,
     order_of_magnitude,
     orders,
+    percent,
     plain,
     seconds,
     times,
@@ -29,6 +30,13 @@ LARGE_REQUEST_KB = 32
 ABOUT_4_KB = 8  # "about 4 KB": up to twice
 HIGH_REQUESTS_PER_S = 1000  # "high r/s"
 MUCH_LOWER = 0.5  # "much lower than the disk can give": below this share
+
+RULE = (
+    f"The homework's rule, by the peaks: A (sequential, large blocks) if rareq-sz ≥ {LARGE_REQUEST_KB} KB; B (random, "
+    f"small blocks) if it is smaller and r/s is high (here: {HIGH_REQUESTS_PER_S:,} or more); C (page cache hits) if "
+    f"it is about 4 KB (here: up to {ABOUT_4_KB}) and rkB/s is much lower than the disk can give (here: below "
+    f"{percent(MUCH_LOWER)})."
+)
 
 # Compute times nearer than this factor are called the same.
 SAME_COMPUTE = 1.25
@@ -171,7 +179,7 @@ def _what_the_disk_gives(reads: DiskReads | None, disk_kb_s: float | None) -> tu
 def _part_1(classes: tuple[DiskClass, ...]) -> str:
     if not classes:
         return "There is no run with all weights on disk, so there is nothing to classify."
-    return "\n\n".join(_class_in_words(found) for found in classes)
+    return "\n\n".join((RULE, *(_class_in_words(found) for found in classes)))
 
 
 def _class_in_words(found: DiskClass) -> str:

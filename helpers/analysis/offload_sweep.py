@@ -192,12 +192,13 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
             words = (f"Setting (2) copies {moved} to the GPU in each pass and is not slower for it: the copies hide "
                      f"behind computing, and PCIe gives at least {rate(rates.host_to_device, rates.digits)}.")
         elif rates.host_to_device_most:
-            words = (f"Setting (2) copies {moved} to the GPU in each pass: {rate(rates.host_to_device, rates.digits)} if "
-                     "the copies overlap computing wholly (taken below), "
-                     f"{rate(rates.host_to_device_most, rates.digits)} if not at all.")
+            words = (f"Setting (2) copies {moved} to the GPU in each pass: "
+                     f"{rate(rates.host_to_device, rates.digits)} if the copies overlap computing wholly (taken "
+                     f"below), {rate(rates.host_to_device_most, rates.digits)} if not at all.")
         else:
             words = (f"Setting (2) copies {moved} to the GPU in each pass, at "
-                     f"{rate(rates.host_to_device, rates.digits)} or more (how much of the pass is computing is not known without setting (1)).")
+                     f"{rate(rates.host_to_device, rates.digits)} or more (how much of the pass "
+                     "is computing is not known without setting (1)).")
         paragraphs.append(words)
     if rates.disk:
         reads = of_point("Setting (5)", rows.done("q1-5"), rows)
