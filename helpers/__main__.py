@@ -206,7 +206,7 @@ def _measure(options: argparse.Namespace) -> int:
         options, device, page_cache=options.page_cache, disk_reader=options.disk_reader,
         copy_buffer=options.copy_buffer, repeats=options.repeats,
     )
-    output = paths.folder(options.output, "--output")
+    output = paths.folder(options.output, "output folder")
     known = not options.fresh and not lab.without_figures({"it": settings}, output)
     sweep = lab.run(settings, output, fresh=options.fresh, offload_root=options.offload_dir, say=_say)
     (record,) = sweep.records.values()
