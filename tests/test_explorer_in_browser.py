@@ -211,9 +211,9 @@ def test_sliders_move_measure_and_show(front_end, project, tmp_path):
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(address)
-        run_all(page, front_end)
         sliders = Sliders(page, front_end)
         try:
+            run_all(page, front_end)
             sliders.says("Predicted: ")
             walk(sliders, log, page)
             page.locator("tr.explorer-this").scroll_into_view_if_needed()
@@ -283,7 +283,7 @@ def walk(sliders: Sliders, log: Path, page):
 
 
 def run_all(page, front_end: FrontEnd):
-    """Select every cell and run them; asked before its kernel listens, a front end forgets it, and is asked again."""
+    """Select every cell and run them; asked before its kernel listens, a front end forgets it or asks which kernel."""
     prompt, idle = (
         (".jp-CodeCell .jp-InputPrompt", '.jp-Notebook-ExecutionIndicator[data-status="idle"]')
         if front_end is LAB else (".code_cell .input_prompt", ".kernel_idle_icon")
@@ -293,11 +293,15 @@ def run_all(page, front_end: FrontEnd):
         page.wait_for_function("window.Jupyter?.notebook?.kernel?.widget_manager !== undefined")
         page.wait_for_timeout(2000)
     for _ in range(8):
-        page.locator(prompt).first.click()
-        page.keyboard.press("Escape")
-        page.keyboard.press("Control+a")
-        page.keyboard.press("Control+Enter")
         try:
+            which_kernel = page.locator(".jp-Dialog .jp-mod-accept")
+            if which_kernel.count():
+                which_kernel.click(timeout=15_000)
+                page.locator(idle).wait_for(state="attached")
+            page.locator(prompt).first.click(timeout=15_000)
+            page.keyboard.press("Escape")
+            page.keyboard.press("Control+a")
+            page.keyboard.press("Control+Enter")
             page.locator(prompt, has_text=re.compile(r"\[[*\d]")).first.wait_for(timeout=15_000)
             return
         except sync_api.TimeoutError:
