@@ -58,7 +58,7 @@ body { font: 16px/1.55 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; 
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; padding-bottom: .3rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: .85rem; display: block; overflow-x: auto; }
 th, td { border: 1px solid #ccc; padding: .3rem .55rem; text-align: left; vertical-align: top; }
-th { background: #f3f3f3; overflow-wrap: anywhere; min-width: 3.5rem; } img { max-width: 100%; height: auto; }
+th { background: #f3f3f3; } img { max-width: 100%; height: auto; }
 code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; }
 table:has(th:nth-child(8)) { font-size: .72rem; } table:has(th:nth-child(8)) :is(th, td) { padding: .2rem .3rem; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
@@ -66,7 +66,7 @@ pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
 @media print {
   body { max-width: none; margin: 0; padding: 0; } h2 { break-after: avoid; } img, tr { break-inside: avoid; }
   table { display: table; overflow: visible; width: 100%; font-size: .7rem; }
-  th, td { padding: .15rem .3rem; overflow-wrap: anywhere; min-width: 0; }
+  th, td { padding: .15rem .3rem; overflow-wrap: anywhere; min-width: 2.7rem; }
   table:has(th:nth-child(8)) { font-size: .6rem; }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; overflow: visible; font-size: .7rem; }
 }

@@ -366,3 +366,37 @@ def test_words():
     assert (plain(6737.3, 2), seconds(0.000033), size(1414471680)) == ("6,700", "33.0 µs", "1.41 GB")
     assert (listed([]), listed("a"), listed("abc")) == ("", "a", "a, b and c")
     assert in_line("a|b\n<i>") == r"a\|b \<i\>"
+
+
+def emulated(**changes: dict) -> list:
+    return [p.model_copy(update={"kind": "measured on the emulated GPU"}) for p in changed(**changes)]
+
+
+def test_page_cache_is_no_reason_where_the_emulation_paces_the_disk():
+    warm = {"q1_3": {"bytes_from_disk": 0}, "q1_4": {"bytes_from_disk": 0}, "q1_5": {"bytes_from_disk": 0}}
+    measured, paced = changed(**warm), emulated(**warm)
+    assert "also holds the difference between page cache and disk" in analysis.disk_reads_markdown(measured)
+    assert "the emulation paces the disk tier" in analysis.disk_reads_markdown(paced)
+    assert "disk's alone" in analysis.q1(measured).markdown and "disk's alone" not in analysis.q1(paced).markdown
+
+
+@pytest.mark.parametrize("medians, said, not_said", [
+    ((0.006, 0.006), "the means differ, the medians are practically the same", "something besides"),
+    ((0.006, 0.012), "something besides computing (threads", "cold"),
+    ((None, None), "a cold first call", "medians"),
+])
+def test_a_cold_first_call_is_not_blamed_for_what_the_medians_show(medians, said, not_said):
+    name = "compute_layer_decoding_s"
+    answer = analysis.q4(changed(
+        q4_breakdown_gpu={name: 0.006, f"{name}_median": medians[0]},
+        q4_breakdown_disk={name: 0.012, f"{name}_median": medians[1]},
+    ))
+    text = next(part.text for part in answer.parts if part.title.startswith("(a)"))
+    assert said in text and not_said not in text
+
+
+def test_a_step_that_costs_nothing_is_explained_by_what_hides_it():
+    speed = next(p for p in T4 if p.run_id == "q1-3").total_throughput_tok_s
+    same = analysis.q1(changed(q1_4={"total_throughput_tok_s": speed})).markdown
+    assert "(3)→(4) does not lengthen the pass measurably: the copies over PCIe" in same
+    assert "hide behind the disk tier" in same

@@ -10,6 +10,7 @@ from factories import T4, make_record
 from helpers import report, tables
 from helpers.errors import Refused
 from helpers.results import Log
+from helpers.settings import OffloadSplit
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +92,16 @@ def test_a_file_that_is_refused_writes_nothing(tmp_path):
     with pytest.raises(Refused):
         report.analyze(tmp_path / "bad.csv", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_other_runs_stand_apart_and_are_called_by_what_they_are(tmp_path):
+    measured = [p.model_copy(update={"kind": "measured on CUDA"}) for p in T4]
+    other = measured[0].model_copy(update={"run_id": "0123456789ab", "split": OffloadSplit.parse("20 80 100 0 100 0")})
+    report.write([*measured, other], tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "20 % GPU + 80 % CPU, batch 4" in text.split("### Not the homework's")[1]
+    assert "0123456789ab" not in text and "Beside the Colab T4" in text
+
+
+def test_the_reference_is_not_put_beside_itself(handed_in):
+    assert "Beside the Colab T4" not in (handed_in[0] / "report.md").read_text(encoding="utf-8")
