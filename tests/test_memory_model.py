@@ -81,7 +81,11 @@ def test_what_flexgen_allocates_on_the_emulated_gpu(percent, options, mini, tmp_
     options = {"prompt_len": 32, "gen_len": 4} | options
     settings = run(percent, model="opt-mini", device="emulated", repeats=1, **options)
     peak = peak_gpu_memory(settings, cublas_workspace_bytes=0)
-    assert peak_of_flexgen(settings, mini, tmp_path) == pytest.approx(peak.likeliest_bytes, rel=0.005)
+    measured = peak_of_flexgen(settings, mini, tmp_path)
+    # Where copy threads are at work (a KV cache on the CPU), which tensors they hold differs from run to run.
+    assert 0.995 * peak.low_bytes <= measured <= 1.005 * peak.high_bytes
+    if peak.low_bytes == peak.high_bytes:
+        assert measured == pytest.approx(peak.likeliest_bytes, rel=0.005)
 
 
 @pytest.mark.parametrize("options", [{}, {"compress_weight": True}])
