@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from helpers import models
 from helpers.analysis.values import (
+    EMULATED,
     Answer,
     Part,
     Value,
@@ -143,9 +144,10 @@ def _scaling(rows: Rows, steps: tuple[BatchStep, ...]) -> str:
     fixed = f"Every pass brings the same {size(per_pass)} of weights to the GPU, whatever the batch"
     shares = [step.share_of_ideal for step in steps]
     if max(shares) > 2 - SCALES_FROM:
+        causes = "other load" if first.kind == EMULATED else "the page cache, other load"
         sentences.append(
             f"{fixed}, so the wall time can stay at best. Where it fell, something else than the batch changed "
-            "between the runs (the page cache, other load): these ratios do not show amortization alone."
+            f"between the runs ({causes}): these ratios do not show amortization alone."
         )
     elif min(shares) >= SCALES_FROM:
         sentences.append(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from helpers import models
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.values import (
+    EMULATED,
     Answer,
     Part,
     Value,
@@ -257,9 +258,10 @@ def _against_the_pass(rows: Rows, disk: Breakdown) -> list[str]:
     layers = len(models.resolve(point.model).layers)
     expected, measured = layers * disk.load_weight_s, whole.value / point.passes
     same = Value.of(expected).is_close_to(Value.of(measured))
+    cache = "" if point.kind == EMULATED else ", or the page cache was in another state"
     verdict = ("loading weights takes as long as the pass" if same else
-               "copies and computing overlap there, or the page cache was in another state" if expected > measured else
-               "something besides loading weights takes time there, or the page cache was in another state")
+               f"copies and computing overlap there{cache}" if expected > measured else
+               f"something besides loading weights takes time there{cache}")
     return [f"{layers} layers of {seconds(disk.load_weight_s)} are {seconds(expected)}, against "
             f"{seconds(measured)} for a pass of the undisturbed run: {verdict}."]
 
