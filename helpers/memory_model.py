@@ -747,6 +747,22 @@ def host_weights(
     return pinned, unpinned, sum(block * count for block, count in relays.items())
 
 
+def largest_batch(settings: RunSettings, gpu_bytes: int, cublas_workspace_bytes: int = 0) -> int:
+    """The largest micro-batch whose peak, at its highest, is within `gpu_bytes`; 0 if none is."""
+    def is_within(batch: int) -> bool:
+        workload = settings.workload.model_copy(update={"gpu_batch_size": batch})
+        run = settings.model_copy(update={"workload": workload})
+        return peak_gpu_memory(run, cublas_workspace_bytes).high_bytes <= gpu_bytes
+
+    fits, too_large = 0, 1
+    while is_within(too_large):
+        fits, too_large = too_large, 2 * too_large
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        fits, too_large = (middle, too_large) if is_within(middle) else (fits, middle)
+    return fits
+
+
 def largest_batch_bound(settings: RunSettings, batches: int, gpu_bytes: int, host_bytes: int) -> int:
     """A micro-batch size above which `batches` of them cannot fit, 0 if none can: from the largest tensors alone,
     so quick, and at or above the largest that does fit. For a KV cache on one tier. `gpu_bytes`: without cuBLAS'

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from factories import T4, changed
-from helpers import analysis
+from helpers import analysis, memory_model
 from helpers.analysis.values import Value, in_line, listed, order_of_magnitude, plain, seconds, size
-from helpers.homework import QUESTIONS
+from helpers.homework import DISK, QUESTIONS
+from helpers.settings import OffloadSplit, RunSettings, Workload
 
 QUESTION = {"q1": analysis.q1, "q2": analysis.q2, "q3": analysis.q3, "q4": analysis.q4}
 
@@ -60,7 +61,16 @@ def test_q2_growth_is_the_slope_of_the_peaks_and_memory_ends_it_first():
     batch = analysis.q2(T4, gpu_mem_gib=14912 / 1024)
     slope = (1.051 - 0.489) / 15
     assert batch.growth.gib_per_sequence == pytest.approx(slope)
-    assert batch.growth.largest_batch == 16 + math.floor((14912 / 1024 - 1.051) / slope)
+    largest = batch.growth.largest_batch
+    assert largest == pytest.approx(16 + math.floor((14912 / 1024 - 1.051) / slope), rel=0.05)
+    run = RunSettings(model="opt-1.3b", split=OffloadSplit.parse(DISK), device="cuda")
+    peaks_mib = [
+        memory_model.peak_gpu_memory(
+            run.model_copy(update={"workload": Workload(gpu_batch_size=batch_size)}), 0
+        ).high_bytes / 2**20
+        for batch_size in (largest, largest + 1)
+    ]
+    assert peaks_mib[0] <= 14912 < peaks_mib[1]
     assert batch.growth.compute_overtakes_at == pytest.approx(4 * 65.771 / 0.357)
     assert "Memory is the limit" in batch.markdown and "estimate" in batch.markdown
     assert "capacity is not given" in analysis.q2(T4).markdown
@@ -159,7 +169,7 @@ def test_more_than_the_ideal_is_not_praised():
 def test_peaks_that_do_not_grow_are_said_not_to():
     flat = changed(**{name: {"peak_gpu_mem_gib": 1.0} for name in ("q2_b1", "q1_5", "q2_b16")})
     growth = analysis.q2(flat, gpu_mem_gib=10.0)
-    assert growth.growth.largest_batch is None and "does not grow" in growth.markdown
+    assert growth.growth.gib_per_sequence == 0 and "does not grow" in growth.markdown
 
 
 def test_the_capacity_may_be_smaller_than_what_was_used():

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers import models
+from helpers import memory_model, models
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -28,6 +28,7 @@ from helpers.analysis.values import (
 from helpers.homework import QUESTIONS
 from helpers.placement import GIB
 from helpers.points import Point, Rows, homework_rows
+from helpers.settings import RunSettings
 
 BATCHES = ("q2-b1", "q1-5", "q2-b16")
 # A step that reaches this share of the ideal ratio scales.
@@ -65,7 +66,7 @@ class Growth:
     gib_per_sequence: float | None  # from the peaks of the smallest and the largest batch
     kv_cache_gib_per_sequence: float
     gpu_mem_gib: float | None
-    largest_batch: int | None
+    largest_batch: int | None  # by the memory model
     compute_overtakes_at: float | None  # an estimate
 
 
@@ -111,9 +112,8 @@ def _growth(rows: Rows, gpu_mem_gib: float | None) -> Growth | None:
     if len(known) > 1 and first.peak_gpu_mem_gib is not None and last.peak_gpu_mem_gib is not None:
         more = last.workload.gpu_batch_size - first.workload.gpu_batch_size
         per_sequence = (last.peak_gpu_mem_gib - first.peak_gpu_mem_gib) / more
-        if capacity is not None and per_sequence > 0:
-            room = capacity - last.peak_gpu_mem_gib
-            largest = last.workload.gpu_batch_size + int(room // per_sequence)
+    if capacity is not None:
+        largest = memory_model.largest_batch(_settings(last), int(capacity * GIB))
     overtakes = None
     on_gpu, on_disk = rows.done("q1-1"), rows.done("q1-5")
     compute, pass_s = pass_time(on_gpu), pass_time(on_disk)
@@ -192,6 +192,13 @@ def _computing(rows: Rows) -> list[str]:
     ]
 
 
+def _settings(point: Point) -> RunSettings:
+    return RunSettings(
+        model=point.model, split=point.split, workload=point.workload, device="cuda",
+        compress_weight=point.compress_weight,
+    )
+
+
 def _limits(rows: Rows, growth: Growth | None) -> str:
     if growth is None:
         return "No batch has figures, so nothing can be said."
@@ -217,13 +224,14 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
             words.append(f"A sequence's fp16 KV cache takes {plain(kv_mib)} MiB: the smaller batches' peaks still hold "
                          "something that does not grow.")
     if growth.largest_batch is not None:
-        last = known[-1].workload.gpu_batch_size
-        if growth.largest_batch >= last:
-            words.append(f"Carried on in a straight line, {plain(growth.gpu_mem_gib)} GiB of GPU memory hold a "
-                         f"batch of about {plain(growth.largest_batch, 2)}; beyond it the run ends out of memory.")
+        last = known[-1] if known else None
+        if last is None or last.peak_gpu_mem_gib <= growth.gpu_mem_gib:
+            words.append(f"By the memory model, which follows FlexGen's allocations, {plain(growth.gpu_mem_gib)} GiB "
+                         f"of GPU memory hold a batch of {growth.largest_batch:,}, if nothing else takes any; beyond "
+                         "it the run ends out of memory.")
         else:
             words.append(f"The stated {plain(growth.gpu_mem_gib)} GiB of GPU memory are less than the peak of "
-                         f"batch {last} itself, so that capacity is not this run's.")
+                         f"batch {last.workload.gpu_batch_size} itself, so that capacity is not this run's.")
     elif growth.gpu_mem_gib is None:
         words.append("The GPU's capacity is not given, so the batch at which it is full cannot be worked out; that it "
                      "ends there, out of memory, is certain.")
