@@ -646,10 +646,10 @@ def peak_gpu_memory(settings: RunSettings, cublas_workspace_bytes: int) -> PeakG
 def copy_buffer_elements(settings: RunSettings) -> int:
     """Elements of the largest tensor that the copy threads pass on through their buffer, an fp16 value for each: a
     weight from disk, unless it is read directly, and a micro-batch's keys or values from or to the disk, and in
-    prefill from the GPU to the CPU.
+    prefill from the GPU to the CPU. 0 where nothing passes through it.
     """
     split, model, work = settings.split, settings.opt_model, settings.workload
-    elements = [1]
+    elements = [0]
     if settings.disk_reader == "stock":
         for layer in place(model, split.weights_gpu, split.weights_cpu, settings.compress_weight).layers:
             for tensor in layer:
@@ -674,7 +674,7 @@ def _elements(buffers_: tuple[int, ...], compressed: bool) -> list[int]:
 def copy_buffer_bytes(settings: RunSettings) -> int:
     """Pinned bytes of one copy thread's buffer."""
     if settings.copy_buffer == "fit":
-        return pinned_block_bytes(FP16_BYTES * copy_buffer_elements(settings))
+        return pinned_block_bytes(FP16_BYTES * max(copy_buffer_elements(settings), 1))
     return COPY_BUFFER_BYTES
 
 

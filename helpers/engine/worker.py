@@ -139,8 +139,9 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
     reader = DirectReader() if settings.disk_reader == "direct" else None
     cold = ColdReads() if settings.page_cache == "cold" else None
     emulated = None
-    if settings.copy_buffer == "fit":
-        pytorch_backend.GB = copy_buffer_elements(settings)  # a copy thread's buffer is `1 * GB` values of fp16
+    largest_copy = copy_buffer_elements(settings)
+    if settings.copy_buffer == "fit" or not largest_copy:  # FlexGen pins 8 GiB unused too, which takes seconds
+        pytorch_backend.GB = largest_copy  # a copy thread's buffer is `1 * GB` values of fp16
     if cold:
         cold.watch_memory_maps()
     if job.emulation:
