@@ -24,6 +24,7 @@ class Row:
     compress_weight: bool = False
     debug_mode: str | None = None
     page_cache: str | None = None  # None: as the whole homework is run
+    disk_reader: Literal["stock", "direct"] = "stock"
 
     def settings(self, **common: Any) -> RunSettings:
         """The run itself; `common` is what all rows share: model, device, workload, page_cache, repeats."""
@@ -35,6 +36,7 @@ class Row:
             workload=workload.model_copy(update={"gpu_batch_size": self.gpu_batch_size}),
             compress_weight=self.compress_weight,
             debug_mode=self.debug_mode,
+            disk_reader=self.disk_reader,
             **common,
         )
 
@@ -70,6 +72,14 @@ QUESTIONS: dict[str, tuple[Row, ...]] = {
     ),
 }
 
+# Run with a question, beside its rows: the homework does not ask for them, and its tables do not hold them.
+EXTRAS: dict[str, tuple[Row, ...]] = {
+    "q4": (
+        Row("q4-disk-direct", "100 % disk, page cache dropped, direct reader", DISK, page_cache="cold",
+            disk_reader="direct"),
+    ),
+}
+
 # What is run where nothing else is asked for.
 MODEL = {"cuda": "opt-1.3b", "emulated": EMULATED_MODEL.name}
 # The hand-in's workload: its figures fix it (64 tokens in 179.3 s; the peaks of its first two splits).
@@ -87,7 +97,8 @@ def plan(
     page_cache: Literal["natural", "cold"] = "natural",
     repeats: int = 3,
 ) -> dict[str, RunSettings]:
-    """The runs of a question by row id, in the order of its tables. Raises Refused for an unknown question.
+    """The runs of a question by row id, in the order of its tables, then its extras. Raises Refused for an unknown
+    question.
 
     An empty `model` is the homework's own on this device.
     """
@@ -100,5 +111,5 @@ def plan(
             model=model or MODEL[device], device=device, workload=WORKLOAD[device], page_cache=page_cache,
             repeats=repeats,
         )
-        for row in QUESTIONS[question]
+        for row in (*QUESTIONS[question], *EXTRAS.get(question, ()))
     }

@@ -8,13 +8,13 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from helpers import models
 from helpers.errors import Refused
-from helpers.homework import QUESTIONS, Row
+from helpers.homework import EXTRAS, QUESTIONS, Row
 from helpers.placement import Placement, place
 from helpers.results import DiskSeries, Log, Machine, RunRecord, Sweep
 from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
@@ -224,6 +224,8 @@ def read_jsonl(path: str | Path) -> tuple[Point, ...]:
 
 def _run_id(settings: RunSettings) -> str:
     """The homework's name for these settings, or their key."""
+    if extra := _extra(settings):
+        return extra.id
     same = _ROWS_BY_IDENTITY.get(_identity(settings), ())
     rows = [row for row in same if row.page_cache in (None, settings.page_cache)]
     rows.sort(key=lambda row: row.page_cache is None)
@@ -386,16 +388,30 @@ _ROWS_BY_IDENTITY = {
 }
 
 
+def _extra(run: Point | RunSettings) -> Row | None:
+    """The extra that a run is, or None: beside what makes a row, page cache and options are those of the extra."""
+    options = run.other_options if isinstance(run, Point) else _other_options(run)
+    return _EXTRAS.get((_identity(run), run.page_cache, options))
+
+
+_EXTRAS = {
+    (_identity(row), row.page_cache, f"--disk-reader {row.disk_reader}"): row
+    for rows in EXTRAS.values() for row in rows
+}
+
+
 @dataclass(frozen=True)
 class Rows:
-    """The homework's rows as far as the figures have them, by row id; failed runs among them."""
+    """The homework's rows as far as the figures have them, by row id; failed runs among them. `extras`: the runs
+    beside them that the homework does not ask for."""
 
     by_id: dict[str, Point]
     notes: tuple[str, ...] = ()
+    extras: dict[str, Point] = field(default_factory=dict)
 
     def done(self, row_id: str) -> Point | None:
-        """The point that has figures for a row, or None."""
-        point = self.by_id.get(row_id)
+        """The point that has figures for a row or an extra, or None."""
+        point = self.by_id.get(row_id) or self.extras.get(row_id)
         return point if point is not None and point.status == "done" else None
 
     @property
@@ -407,13 +423,15 @@ def campaigns(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
     """Points that may be compared: one source, one model, one prompt and generation length, same options."""
     groups: dict[tuple, list[Point]] = {}
     for point in points:
-        work = point.workload
-        key = (
-            point.source, point.kind == "predicted", point.model, work.prompt_len, work.gen_len,
-            work.num_gpu_batches, point.other_options,
-        )
-        groups.setdefault(key, []).append(point)
+        groups.setdefault((*_same_work(point), point.other_options), []).append(point)
     return tuple(map(tuple, groups.values()))
+
+
+def _same_work(point: Point) -> tuple:
+    work = point.workload
+    return (
+        point.source, point.kind == "predicted", point.model, work.prompt_len, work.gen_len, work.num_gpu_batches,
+    )
 
 
 def homework_rows(points: Iterable[Point]) -> Rows:
@@ -422,8 +440,13 @@ def homework_rows(points: Iterable[Point]) -> Rows:
     Of several campaigns the one with the most rows is taken; of two points for one row the later one
     that is done. A note says what was left out.
     """
-    points = [point for point in points if _identity(point) in _ROWS_BY_IDENTITY]
-    candidates = sorted((_match(group) for group in campaigns(points)), key=lambda rows: -len(rows.by_id))
+    extras, others = [], []
+    for point in points:
+        if _extra(point):
+            extras.append(point)
+        elif _identity(point) in _ROWS_BY_IDENTITY:
+            others.append(point)
+    candidates = sorted((_match(group) for group in campaigns(others)), key=lambda rows: -len(rows.by_id))
     if not candidates or not candidates[0].by_id:
         return Rows({})
     best, rest = candidates[0], [rows for rows in candidates[1:] if rows.by_id]
@@ -432,12 +455,25 @@ def homework_rows(points: Iterable[Point]) -> Rows:
         first = best.first
         others = ", ".join(f"{len(r.by_id)} of {r.first.model} ({r.first.source})" for r in rest)
         notes += (f"These rows are {first.model} on {first.source}; the figures also hold rows of others: {others}.",)
-    return Rows(best.by_id, notes)
+    return Rows(best.by_id, notes, _beside(best.first, extras))
+
+
+def _beside(first: Point, extras: Iterable[Point]) -> dict[str, Point]:
+    """The extras that may be compared with a campaign, by row id; of two for one the later one that is done."""
+    found: dict[str, Point] = {}
+    for point in extras:
+        row_id = _extra(point).id
+        if first.other_options or _same_work(point) != _same_work(first):
+            continue
+        if row_id not in found or point.status == "done" or found[row_id].status == "failed":
+            found[row_id] = point
+    return found
 
 
 def names(points: Sequence[Point]) -> list[str]:
     """What to call each point: its id if it is a row of the homework or was named by a person, else in words."""
-    used = homework_rows(points).by_id.values()
+    rows = homework_rows(points)
+    used = [*rows.by_id.values(), *rows.extras.values()]
     return [point.run_id if point.kind == "quoted" or point in used else point.in_words for point in points]
 
 

@@ -36,6 +36,11 @@ SECTIONS = {
            ("q4_disk", "q4_breakdown")),
 }
 
+BETTER_READER = (
+    "The homework does not ask this: the run with all weights on disk and the page cache dropped, once more with the "
+    "laboratory's own reader (`--disk-reader direct`: O_DIRECT, past the page cache, into small pinned buffers)."
+)
+
 KINDS = {
     "measured on CUDA": "FlexGen ran on the GPU named as the source; latencies are its own `generate` timers, "
     "the peak is `torch.cuda.max_memory_allocated` (without the CUDA context).",
@@ -123,6 +128,10 @@ def markdown(
     if len(all_tables["disk_reads"].frame):
         blocks += ["## What the disk had to give", all_tables["disk_reads"].markdown]
         blocks += [analysis.disk_reads_markdown(points)]
+    if any(row.id in rows.by_id for row in QUESTIONS["q4"]):
+        blocks += ["## What a better reader buys", BETTER_READER]
+        blocks += [all_tables["disk_readers"].markdown] if "disk_readers" in all_tables else []
+        blocks += [analysis.disk_readers(points).markdown]
     if "comparison" in all_tables and len(all_tables["comparison_ratios"].frame) + len(all_tables["comparison"].frame):
         blocks += ["## Beside the Colab T4"]
         blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]

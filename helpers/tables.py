@@ -11,6 +11,7 @@ import pandas as pd
 
 from helpers import analysis
 from helpers.analysis.batch_size import BATCHES
+from helpers.analysis.disk_readers import DIRECT, STOCK
 from helpers.analysis.offload_sweep import STEPS, number
 from helpers.analysis.values import Value, gib, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
@@ -72,9 +73,12 @@ def ceilings(measured: MachineCeilings) -> Table:
 
 
 def every(points: Sequence[Point]) -> dict[str, Table]:
-    """All tables by name, in the order of the report; the reference is not put beside itself."""
+    """All tables by name, in the order of the report; the reference is not put beside itself, and a run that the
+    homework does not ask for has a table only where it was made."""
     tables = [q1(points), q1_ratios(points), q2(points), q2_ratios(points), q3(points), q4_disk(points),
               q4_breakdown(points), disk_reads(points)]
+    if DIRECT.id in homework_rows(points).extras:
+        tables.append(disk_readers(points))
     if REFERENCE.is_file() and homework_rows(points).by_id != homework_rows(read_csv(REFERENCE)).by_id:
         tables += [comparison(points), comparison_ratios(points)]
     tables.append(all_rows(points))
@@ -256,6 +260,44 @@ def disk_reads(points: Iterable[Point]) -> Table:
     return _table("disk_reads", title, homework_rows(points), raw, shown, reading)
 
 
+def disk_readers(points: Iterable[Point]) -> Table:
+    """The direct reader's run beside that of FlexGen's own reader, both with all weights on disk and cold."""
+    points = tuple(points)
+    rows, found = homework_rows(points), analysis.disk_readers(points)
+    mixed = len({run.point.kind for run in found.runs.values()}) > 1
+    all_done = all(run.point.status == "done" for run in found.runs.values())
+    raw, shown = [], []
+    for row_id, run in found.runs.items():
+        point, reads = run.point, run.reads
+        against = found.ratio if row_id == DIRECT.id else None
+        raw.append({
+            "row": row_id, "disk_reader": run.row.disk_reader, "page_cache": point.page_cache,
+            "total_throughput_tok_s": _value(run.throughput),
+            "total_throughput_tok_s_min": run.throughput.low if run.throughput else None,
+            "total_throughput_tok_s_max": run.throughput.high if run.throughput else None,
+            **_spread("throughput_ratio", against),
+            "bytes_needed": reads.bytes_needed if reads else None,
+            "bytes_from_disk": reads.bytes_given if reads else None, "disk_bytes_per_s": run.disk_bytes_per_s,
+            "repeats": point.repeats, "kind": point.kind, "source": point.source, "status": point.status,
+            "reason": point.reason, "notes": "; ".join(run.own_notes),
+        })
+        line = {
+            "Reader": run.name, "Throughput (token/s)": _throughput(point),
+            "Against FlexGen's own": times(against, "x") if against else NOT_KNOWN,
+            "Had to read (GB)": _digits(_giga(reads.bytes_needed if reads else None)),
+            "Disk gave (GB)": _digits(_giga(reads.bytes_given if reads else None)),
+            "Disk gave (GB/s)": _digits(_giga(run.disk_bytes_per_s)),
+            "So the reads were": reads.verdict if reads else NOT_KNOWN,
+        }
+        if mixed:
+            line["Kind"] = point.kind
+        if not all_done:
+            line["Status"] = point.status + (f": {in_line(point.reason)}" if point.reason else "")
+        shown.append(line)
+    title = "Beyond the homework: two readers of the disk tier, 100 % disk, page cache dropped"
+    return _table("disk_readers", title, rows, raw, shown, (STOCK, DIRECT))
+
+
 def all_rows(points: Iterable[Point]) -> Table:
     """Every run of the figures; `in_homework` says whether it is a row of the homework's sections."""
     points = tuple(points)
@@ -422,7 +464,7 @@ def _table(
 def provenance(rows: Rows, wanted: Iterable[Row] | None = None) -> str:
     """What the figures of these rows (all by default) are, who measured them, and the workload, in one line."""
     ids = set(rows.by_id) if wanted is None else {row.id for row in wanted}
-    points = [point for row_id, point in rows.by_id.items() if row_id in ids]
+    points = [point for row_id, point in (rows.by_id | rows.extras).items() if row_id in ids]
     if not points:
         return "Its runs are not in the figures."
     first, work = points[0], points[0].workload

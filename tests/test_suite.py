@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -101,6 +102,28 @@ def test_a_notebook_runs_in_its_folder_whatever_the_callers(notebooks, tmp_path,
     assert ran.executed.resolve().parent == elsewhere / "out" / "notebooks"
 
 
+def test_a_kernel_starts_without_a_word_and_leaves_nothing(notebooks, tmp_path, monkeypatch, capfd):
+    """ipykernel 7 warns of TCP, an older one's debugger of frozen modules; from whatever folder both ends meet."""
+    notebooks(where=["import ipykernel\nprint(ipykernel.get_connection_info())"])
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    (ran,) = suite.run(["where"], {}, tmp_path / "out", say=lambda text: None)
+    said = capfd.readouterr().err
+    assert ran.error == "" and "WARNING" not in said and "warning" not in said
+    assert "127.0.0.1" not in ran.executed.read_text() or len(str(scratch)) > 80
+    assert list(scratch.iterdir()) == [] and not list(suite.NOTEBOOK_FOLDER.glob("*ipc*"))
+
+
+def test_where_a_socket_cannot_have_so_long_a_name_a_notebook_runs_all_the_same(notebooks, tmp_path, monkeypatch):
+    notebooks(nothing=["print('ran')"])
+    scratch = tmp_path / ("deep" * 25)
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    (ran,) = suite.run(["nothing"], {}, tmp_path / "out")
+    assert ran.error == "" and "ran" in ran.executed.read_text()
+
+
 def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
     notebooks(nothing=["pass"])
     log = tmp_path / lab.LOG_NAME
@@ -125,16 +148,17 @@ def test_the_whole_homework_from_one_command(tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
 
     records = list(Log(out / lab.LOG_NAME))
-    assert [record.status for record in records] == ["done"] * 12
-    assert len({record.key for record in records}) == 12  # a run that two questions share is made once
-    assert [record.settings.page_cache for record in records].count("cold") == 1
+    assert [record.status for record in records] == ["done"] * 13
+    assert len({record.key for record in records}) == 13  # a run that two questions share is made once
+    assert [record.settings.page_cache for record in records].count("cold") == 2
+    assert [record.settings.disk_reader for record in records].count("direct") == 1
 
     for file in suite.NOTEBOOKS.values():
         notebook = nbformat.read(out / "notebooks" / file, as_version=4)
         assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source)
 
     tables = {path.stem: path.read_text(encoding="utf-8") for path in (out / "tables").glob("*.md")}
-    assert {"q1", "q1_ratios", "q2", "q2_ratios", "q3", "q4_disk", "q4_breakdown"} <= set(tables)
+    assert {"q1", "q1_ratios", "q2", "q2_ratios", "q3", "q4_disk", "q4_breakdown", "disk_readers"} <= set(tables)
     for question in QUESTIONS:
         for name, text in tables.items():
             if name.startswith(question):
