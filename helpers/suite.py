@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 import papermill
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
+from traitlets.config import Config
 
 from helpers import lab, paths, points, report
 from helpers.errors import Refused
@@ -25,6 +28,7 @@ NOTEBOOKS = {
     "explore": "05_explore_splits.ipynb",
 }
 NOTEBOOK_FOLDER = lab.ROOT / "notebooks"
+LONGEST_SOCKET_NAME = 100  # bytes; Linux takes 107, macOS 103
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ def run(
             raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
         _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
     paths.check_writable(output_dir / lab.LOG_NAME)
+    # Else the debugger in a kernel, which nobody uses here, warns of Python's frozen modules.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     if fresh:
         _set_results_aside(output_dir)
     folder = output_dir / "notebooks"
@@ -92,16 +98,29 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
     began_s = time.monotonic()
     error = ""
     try:
-        papermill.execute_notebook(
-            str(NOTEBOOK_FOLDER / NOTEBOOKS[name]), str(executed), parameters=dict(parameters),
-            kernel_name="python3", cwd=str(NOTEBOOK_FOLDER), progress_bar=True,
-        )
+        with tempfile.TemporaryDirectory() as sockets:
+            papermill.execute_notebook(
+                str(NOTEBOOK_FOLDER / NOTEBOOKS[name]), str(executed), parameters=dict(parameters),
+                kernel_name="python3", cwd=str(NOTEBOOK_FOLDER), progress_bar=True, config=_connection(sockets),
+            )
     # The exception is to be believed, not the saved notebook: after a killed kernel it calls every cell completed.
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
     return NotebookRun(name, executed, time.monotonic() - began_s, error.partition("\n")[0])
+
+
+def _connection(sockets: str) -> Config:
+    """How a kernel is talked to: by sockets in a folder that only this user can enter.
+
+    By TCP, Jupyter's own way, only where the folder's name is too long for them: ipykernel 7 then warns, at each
+    start, that others on the machine could listen.
+    """
+    socket = os.path.join(os.path.abspath(sockets), "kernel")
+    if len(os.fsencode(f"{socket}-5")) > LONGEST_SOCKET_NAME:  # a kernel has five
+        return Config()
+    return Config(KernelManager={"transport": "ipc", "ip": socket})
 
 
 def _set_results_aside(output_dir: Path) -> None:
