@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,7 +40,7 @@ class Choice:
     @property
     def command(self) -> str:
         """FlexGen's command line for it."""
-        return shlex.join(self.settings.flexgen_arguments())
+        return self.settings.flexgen_command
 
 
 @dataclass(frozen=True)

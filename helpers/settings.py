@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from helpers import models
 from helpers.errors import Refused
 
 Percent = Annotated[int, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]  # far over what any machine holds: a slip
 
 # FlexGen's one benchmark sentence is 7 tokens; it pads shorter prompts and cannot cut longer ones.
 SHORTEST_PROMPT = 7
@@ -241,3 +242,15 @@ class RunSettings(Frozen):
         if self.debug_mode:
             arguments += ["--debug-mode", self.debug_mode]
         return arguments
+
+    @property
+    def flexgen_command(self) -> str:
+        """FlexGen's command line, to paste into a shell; a comment says so where FlexGen has no such model."""
+        # The shell finds the home folder for a tilde that is not quoted.
+        words = (word if word.startswith("~/") else shlex.quote(word) for word in self.flexgen_arguments())
+        model = self.opt_model
+        own = model in models.SYNTHETIC_MODELS or (
+            models.local_folder(self.model) and model not in models.KNOWN_MODELS.values()
+        )
+        note = f"  # FlexGen has no model {model.name}, it is this laboratory's: take another for it" if own else ""
+        return " ".join(words) + note

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 
 import pytest
 from hypothesis import given, strategies as st
@@ -105,6 +107,7 @@ def test_a_split_reads_what_it_writes(split):
 
 @pytest.mark.parametrize("field, value", [
     ("gpu_batch_size", 0), ("num_gpu_batches", 0), ("gen_len", 0), ("prompt_len", SHORTEST_PROMPT - 1),
+    ("gpu_batch_size", 10**400), ("num_gpu_batches", 10**7),
     ("gpu_batch_size", 4.0), ("gen_len", "16"), ("prompt_len", True),
 ])
 def test_a_workload_that_is_none_is_refused(field, value):
@@ -183,6 +186,26 @@ def test_flexgens_own_parser_reads_the_settings_back(flexgen_parser, settings):
                  "debug_mode"):
         assert getattr(read, name) == getattr(settings, name), name
     assert read.sep_layer is True
+
+
+@given(settings=all_settings())
+def test_a_shell_reads_the_command_as_the_same_words_in_the_users_home(settings):
+    command = settings.flexgen_command
+    assert shlex.split(command, comments=True) == settings.flexgen_arguments()
+    assert " ~/opt_weights " in command and " ~/flexgen_offload_dir " in command  # in quotes no shell would expand it
+    of_the_laboratory = settings.opt_model in models.SYNTHETIC_MODELS
+    assert ("# FlexGen has no model" in command) == of_the_laboratory
+
+
+def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_name(tmp_path):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "opt", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 256,
+        "vocab_size": 100, "max_position_embeddings": 256,
+    }))
+    command = mini(model=str(folder)).flexgen_command
+    assert "--model facebook/my-model " in command and "# FlexGen has no model my-model" in command
 
 
 @given(all_settings())
