@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,8 +27,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        options = _parser().parse_args(arguments)
-        return options.command(options)
+        given = sys.argv[1:] if arguments is None else arguments
+        _check_text(given)
+        options = _parser().parse_args(given)
+        with warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            return options.command(options)
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
@@ -38,6 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
         return FAILED
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Raises Refused for a name in bytes that are no text: neither a table nor a report could hold it."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise Refused(f"{argument!a}: not UTF-8; choose another name") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--page-cache", default="natural", help="natural or cold")
     run.add_argument("--repeats", type=int, default=3, metavar="N", help="times that each run is measured (default: 3)")
     run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
-    run.add_argument("--dry-run", action="store_true", help="list the runs, start nothing")
+    run.add_argument("--dry-run", action="store_true", help="list the runs and which are known already, start nothing")
     run.set_defaults(command=_run)
 
     measure = commands.add_parser("measure", help="one run")
@@ -154,7 +167,7 @@ def _settings(options: argparse.Namespace, device: str, **more: Any) -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from helpers import homework, lab, models
+    from helpers import homework, lab, models, paths
 
     device = lab.choose_device(options.device)
     if options.page_cache not in ("natural", "cold"):
@@ -168,15 +181,17 @@ def _run(options: argparse.Namespace) -> int:
         if question in NOTEBOOKS_WITHOUT_RUNS:
             continue
         plan |= homework.plan(question, device, options.model, options.page_cache, options.repeats)
-    if options.dry_run:
-        for name, settings in plan.items():
-            print(f"{name:18} {lab.describe(settings)}")
-        return DONE
-
-    from helpers import paths, suite
-
     # Notebooks run in a folder of their own: no path may be relative.
     output = paths.folder(options.output, "--output").resolve()
+    if options.dry_run:
+        unknown = list(plan) if options.fresh else lab.without_figures(plan, output)
+        for name, settings in plan.items():
+            print(f"{name:18} {'would run' if name in unknown else 'known':10} {lab.describe(settings)}")
+        _say(f"{len(unknown)} of {len(plan)} runs would start; results are kept in {output / lab.LOG_NAME}")
+        return DONE
+
+    from helpers import suite
+
     folder = models.local_folder(options.model) if options.model else None
     parameters = {
         "device": device, "model": str(folder or options.model), "page_cache": options.page_cache,
@@ -236,7 +251,7 @@ def _measure(options: argparse.Namespace) -> int:
         "bytes_expected_from_disk": record.bytes_expected_from_disk,
         "projected": record.projected,
         "weights": record.weights,
-        "command": record.command,
+        "command": settings.flexgen_command,
         "notes": list(record.notes),
         "reason": record.failure.message if record.failure else None,
     }
@@ -293,7 +308,7 @@ def _predict(options: argparse.Namespace) -> int:
         "peak_gpu_mem_gib_range": list(found.peak_gpu_mem_gib_range),
         "host_mem_gib": found.host_mem_gib,
         "page_cache_serves_disk": found.page_cache_serves_disk,
-        "command": shlex.join(settings.flexgen_arguments()),
+        "command": settings.flexgen_command,
     }
     if reason and not options.json:
         print(f"does not fit: {reason}; time and throughput are as if there were enough")
@@ -401,8 +416,9 @@ def _placement(settings: Any) -> Any:
 def _analyze(options: argparse.Namespace) -> int:
     from helpers import report
 
-    for path in report.analyze(options.file, options.output):
-        print(path)
+    written = report.analyze(options.file, options.output)
+    print(f"report: {next(path for path in written if path.suffix == '.html')}")
+    print(f"beside it: report.md, tables/, figures/ ({len(written)} files in all)")
     return DONE
 
 
@@ -420,6 +436,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _say_warning(message: Warning | str, *_: Any) -> None:
+    """A warning as its sentence: the line of code that gave it says nothing to who reads it here."""
+    _say(f"warning: {message}")
 
 
 if __name__ == "__main__":

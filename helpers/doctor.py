@@ -11,7 +11,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from helpers import colab, forecast, homework, lab, machine, models, weights
+from helpers import colab, forecast, homework, lab, machine, models, paths, weights
+from helpers.errors import Refused
 from helpers.machine import GIB
 from helpers.sampling.disk import iostat_version
 
@@ -76,6 +77,10 @@ def _memory(device: str) -> Check:
 def _disk(root: Path) -> Check:
     disk = machine.disk_of(root)
     text = f"{machine.free_bytes(root) / GIB:.1f} GiB free at {root} ({disk.filesystem})"
+    try:
+        paths.try_out(root, "offload folder")
+    except Refused as refused:
+        return Check("FAIL", "disk", f"{refused}: set OFFLOAD_LAB_HOME to a folder on a disk")
     if disk.is_memory:
         return Check("FAIL", "disk", f"{text}: that is memory, not a disk; set OFFLOAD_LAB_HOME to a folder on a disk")
     if disk.is_network:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from factories import at_phase, workers
-from helpers import __main__, lab, suite
+from helpers import __main__, homework, lab, suite
 from helpers.__main__ import DONE, FAILED, REFUSED, main
 from helpers.engine import launcher
 from helpers.results import Log
@@ -46,7 +46,7 @@ def test_measure_prints_one_json_object_and_nothing_else(tmp_path, capfd):
     assert (figures["status"], figures["device"]) == ("done", "emulated")
     for name in ("total_throughput_tok_s", "peak_gpu_mem_gib", "bytes_from_disk", "bytes_expected_from_disk"):
         assert figures[name] == getattr(record, name), name
-    assert figures["command"] == record.command and figures["percent"] == "100 0 100 0 100 0"
+    assert figures["command"] == record.settings.flexgen_command and figures["percent"] == "100 0 100 0 100 0"
 
 
 def test_measure_for_people_names_each_figure(tmp_path, capfd):
@@ -140,6 +140,16 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
     (["place", "--percent", "0", "100", "100", "0", "100", "0", "--model", "opt"], "'opt'"),
     (["analyze", "nothing.csv", "--output", "somewhere"], "nothing.csv"),
     (["analyze"], "RESULTS"),
+    (["analyze", str(REFERENCE)], "--output"),
+    (["analyze", str(REFERENCE), "--output", ""], "empty"),
+    (["analyze", str(REFERENCE), "--output", str(REFERENCE)], "is a file"),
+    (["analyze", str(REFERENCE.parent), "--output", "somewhere"], "neither a .csv"),
+    (["analyze", "/dev/null", "--output", "somewhere"], "neither a .csv"),
+    (["analyze", "r\udcff.csv", "--output", "somewhere"], "r\\udcff.csv"),
+    (["run", "q1", "--dry-run", "--output", str(REFERENCE)], "is a file"),
+    (["predict", "--percent", "0", "0", "100", "0", "100", "0", "--machine", "t4-colab", "--gpu-batch-size", "9" * 400],
+     "gpu_batch_size"),
+    (["doctor", "now"], "now"),
 ])
 def test_what_cannot_be_is_2_in_one_line_and_starts_nothing(arguments, named, capsys, nothing_starts, tmp_path):
     if arguments[:1] == ["measure"] and "--output" not in arguments:
@@ -206,13 +216,29 @@ def test_search_gives_the_achieved_split_beside_the_one_asked(capsys):
     assert capsys.readouterr().out.count("achieved") == len(choices)
 
 
-def test_analyze_writes_tables_figures_and_report(tmp_path, capsys):
+def test_analyze_writes_tables_figures_and_report_and_says_where_the_report_is(tmp_path, capsys):
     assert main(["analyze", str(REFERENCE), "--output", str(tmp_path)]) == DONE
-    written = capsys.readouterr().out.split()
-    assert all(Path(path).is_file() for path in written)
-    kinds = {(Path(path).parent.name, Path(path).suffix) for path in written}
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    kinds = {(path.parent.name, path.suffix) for path in written}
     assert {("tables", ".csv"), ("tables", ".md"), ("figures", ".png")} <= kinds
     assert (tmp_path / "report.md").is_file() and (tmp_path / "report.html").is_file()
+    report, beside = capsys.readouterr().out.splitlines()
+    assert report == f"report: {tmp_path / 'report.html'}" and f"{len(written)} files" in beside
+
+
+@pytest.mark.parametrize("name, content, named", [
+    ("noise.csv", bytes(range(256)), "UTF-8"), ("noise.jsonl", bytes(range(256)) * 3, "no readable record"),
+    ("nothing.csv", b"", "empty"), ("nothing.jsonl", b"", "no readable record"),
+    ("others.csv", b"a,b\n1,2\n", "model"), ("others.jsonl", b"{}\n[1]\n", "no readable record"),
+])
+def test_a_file_of_something_else_is_refused_a_line_each(name, content, named, tmp_path, capsys):
+    """Python would show a warning with the line of code that gave it."""
+    (tmp_path / name).write_bytes(content)
+    assert main(["analyze", str(tmp_path / name), "--output", str(tmp_path / "out")]) == REFUSED
+    *before, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("refused: ") and name in last and named in last
+    assert all(line.startswith("warning: ") and name in line for line in before)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["measure", "--help"], ["doctor", "--help"]])
@@ -228,11 +254,27 @@ def test_help_is_help(arguments, capsys):
 def test_a_dry_run_lists_every_run_and_starts_nothing(tmp_path, capsys, nothing_starts):
     assert main(["run", "--device", "emulated", "--dry-run", "--output", str(tmp_path / "out")]) == DONE
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 12 and all("opt-mini" in line for line in lines)
+    assert all("opt-mini" in line and "would run" in line for line in lines)
+    everything = {name for question in homework.QUESTIONS for name in homework.plan(question, "emulated")}
+    assert sorted(line.split()[0] for line in lines) == sorted(everything)
     assert [line.split()[0] for line in lines][:5] == ["q1-1", "q1-2", "q1-3", "q1-4", "q1-5"]
     assert main(["run", "q2", "--device", "emulated", "--dry-run"]) == DONE
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_which_runs_are_known(tmp_path, capsys):
+    known = homework.plan("q1", "emulated", "", "natural", 1)["q1-1"]
+    lab.run(known, tmp_path, say=lambda text: None)
+    asked = ["run", "q1", "--device", "emulated", "--repeats", "1", "--dry-run", "--output", str(tmp_path)]
+    capsys.readouterr()
+    assert main(asked) == DONE
+    printed = capsys.readouterr()
+    assert [line.split()[:2] for line in printed.out.splitlines()] == [
+        ["q1-1", "known"], *(["q1-" + number, "would"] for number in "2345")]
+    assert printed.err.startswith("4 of 5 runs would start")
+    assert main([*asked, "--fresh"]) == DONE
+    assert "known" not in capsys.readouterr().out
 
 
 @pytest.fixture
