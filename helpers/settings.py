@@ -42,7 +42,10 @@ def in_one_line(error: ValidationError) -> str:
     text = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return text
-    return f"{where}={first['input']!r}: {text[0].lower()}{text[1:]}"
+    rule = text[0].lower() + text[1:]
+    if first["type"] == "json_invalid":  # the input is the whole line
+        return rule
+    return f"{where}{'=' if where else ''}{first['input']!r:.100}: {rule}"
 
 
 class OffloadSplit(Frozen):

@@ -237,7 +237,7 @@ def test_a_file_of_something_else_is_refused_a_line_each(name, content, named, t
     assert main(["analyze", str(tmp_path / name), "--output", str(tmp_path / "out")]) == REFUSED
     *before, last = capsys.readouterr().err.splitlines()
     assert last.startswith("refused: ") and name in last and named in last
-    assert all(line.startswith("warning: ") and name in line for line in before)
+    assert all(line.startswith("warning: ") and name in line and len(line) < 300 for line in before)
     assert not (tmp_path / "out").exists()
 
 

@@ -106,8 +106,9 @@ def test_a_kernel_starts_without_a_word_and_leaves_nothing(notebooks, tmp_path, 
     """ipykernel 7 warns of TCP, an older one's debugger of frozen modules; from whatever folder both ends meet."""
     notebooks(where=["import ipykernel\nprint(ipykernel.get_connection_info())"])
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        monkeypatch.setattr(tempfile, "tempdir", scratch)
-        (ran,) = suite.run(["where"], {}, tmp_path / "out", say=lambda text: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(tempfile, "tempdir", scratch)
+            (ran,) = suite.run(["where"], {}, tmp_path / "out", say=lambda text: None)
         said = capfd.readouterr().err.lower()
         assert ran.error == "" and "executing" in said and "warning" not in said
         assert scratch in ran.executed.read_text() and os.listdir(scratch) == []
