@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
+from helpers import data_sheets
+from helpers.data_sheets import Nameplate, Theoretical
 from helpers.engine.emulation import EMULATED_T4
 from helpers.results import Machine
 from helpers.settings import Frozen
@@ -109,6 +111,44 @@ def compute_capability() -> tuple[int, int] | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def nameplate() -> Nameplate:
+    """What NVML says of the GPU that is CUDA's device 0, and of its link; where it says nothing at all, nothing."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return Nameplate()
+    try:
+        handles = visible_handles()
+        return _nameplate(handles[0]) if handles else Nameplate()
+    except pynvml.NVMLError:
+        return Nameplate()
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _nameplate(handle: Any) -> Nameplate:
+    def asked(function: str, *arguments: int) -> Any:
+        try:
+            return getattr(pynvml, function)(handle, *arguments) or None  # a virtual GPU may say 0
+        except (pynvml.NVMLError, AttributeError):  # AttributeError: an older nvidia-ml-py
+            return None
+
+    capability = asked("nvmlDeviceGetCudaComputeCapability")
+    return Nameplate(
+        name=asked("nvmlDeviceGetName"),
+        pcie_generation=asked("nvmlDeviceGetMaxPcieLinkGeneration"),
+        pcie_width=asked("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_generation_now=asked("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_width_now=asked("nvmlDeviceGetCurrPcieLinkWidth"),
+        memory_clock_mhz=asked("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
+        sm_clock_mhz=asked("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+        memory_bus_bits=asked("nvmlDeviceGetMemoryBusWidth"),
+        cuda_cores=asked("nvmlDeviceGetNumGpuCores"),
+        compute_capability=tuple(capability) if capability else None,
+    )
 
 
 def visible_handles() -> list[Any]:
@@ -473,7 +513,10 @@ class Rate:
 
 
 class MachineCeilings(Frozen):
-    """The best that parts of this machine did in a test; GB are 10^9 bytes. None: not applicable, see `notes`."""
+    """The best that parts of this machine did in a test; GB are 10^9 bytes. None: not applicable, see `notes`.
+
+    `theoretical` is by the measured one's name; empty in what earlier versions have kept.
+    """
 
     machine: Machine
     folder: str
@@ -484,6 +527,7 @@ class MachineCeilings(Frozen):
     device_to_host_gb_s: float | None
     matmul_tflop_s: float | None  # fp16
     notes: tuple[str, ...]
+    theoretical: dict[str, Theoretical] = {}
 
 
 def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> MachineCeilings:
@@ -500,14 +544,38 @@ def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> Machi
             rate = Rate(None, f"not measured: {error}")
         measured[test.__name__] = rate.gb_s
         notes.append(f"{test.__name__}: {rate.how}")
-    for test in (gpu_copy_gb_s, host_to_device_gb_s, device_to_host_gb_s, matmul_tflop_s):
+    for test in GPU_TESTS:
         measured[test.__name__] = None
-        if device == "cuda":
-            try:
-                measured[test.__name__] = _freeing_gpu_memory(test)
-            except (ImportError, RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
-                notes.append(f"{test.__name__}: not measured: {str(error).splitlines()[0]}")
-    return MachineCeilings(machine=describe(device, None), folder=str(folder), notes=tuple(notes), **measured)
+        if device != "cuda":
+            notes.append(f"{test.__name__}: not measured: no GPU in use")
+            continue
+        try:
+            measured[test.__name__] = _freeing_gpu_memory(test)
+            notes.append(f"{test.__name__}: {GPU_TESTS[test]}, median of {REPEATS} by CUDA events")
+        except (ImportError, RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
+            notes.append(f"{test.__name__}: not measured: {_first_line(error)}")
+    return MachineCeilings(
+        machine=describe(device, None), folder=str(folder), notes=tuple(notes), theoretical=_theoretical(device),
+        **measured,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _theoretical(device: Literal["cuda", "emulated"]) -> dict[str, Theoretical]:
+    """What the measured ceilings can be compared with, and where there is nothing, why."""
+    disk = "not known: the provider's or the maker's, and nothing here says which"
+    memory = "not known: host memory's, by channels and modules that nothing here says"
+    links = dict.fromkeys((test.__name__ for test in GPU_TESTS), "none: no GPU in use")
+    if device == "emulated":
+        disk += f"; emulated runs hold the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s"
+        for name in ("host_to_device_gb_s", "device_to_host_gb_s"):
+            links[name] += f"; emulated runs hold this link to {EMULATED_T4.host_link_gb_s:g} GB/s"
+    unknown = {"disk_read_gb_s": disk, "page_cache_read_gb_s": memory} | links
+    found = {name: Theoretical(value=None, source=source) for name, source in unknown.items()}
+    return found | data_sheets.of_gpu(nameplate()) if device == "cuda" else found
 
 
 def disk_read_gb_s(folder: Path) -> Rate:
@@ -652,6 +720,15 @@ def matmul_tflop_s(rows: int = 8192) -> float:
     left, right = (torch.randn(rows, rows, dtype=torch.float16, device="cuda") for _ in range(2))
     product = torch.empty_like(left)
     return 2 * rows**3 / _median_cuda_s(lambda: torch.mm(left, right, out=product)) / 1e12
+
+
+# What each does, in words.
+GPU_TESTS = {
+    gpu_copy_gb_s: "copy within the GPU, up to 1 GiB",
+    host_to_device_gb_s: "copy from pinned memory, up to 256 MiB",
+    device_to_host_gb_s: "copy to pinned memory, up to 256 MiB",
+    matmul_tflop_s: "product of two square matrices of 8,192 rows, normal values",
+}
 
 
 def _host_and_device_buffers() -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from helpers.placement import TIERS
 from helpers.points import Point, Rows, homework_rows, names, read_csv
 
 NOT_KNOWN = "—"
+MORE_THAN_THEORY = 1.02  # times a theoretical ceiling: what a rounded one and a timer explain
 REFERENCE = Path(__file__).resolve().parent.parent / "outputs" / "reference" / "t4-colab" / "figures.csv"
 
 
@@ -51,7 +52,7 @@ def save(table: Table, folder: Path) -> list[Path]:
 
 
 def ceilings(measured: MachineCeilings) -> Table:
-    """What the parts of a machine did at their best, and how each was measured."""
+    """What the parts of a machine did at their best beside what they could in theory, and where each is from."""
     how = dict(note.split(": ", 1) for note in measured.notes if ": " in note)
     names = {
         "disk_read_gb_s": ("disk, sequential reads", "GB/s"),
@@ -61,15 +62,26 @@ def ceilings(measured: MachineCeilings) -> Table:
         "gpu_copy_gb_s": ("GPU memory, copy (read + written)", "GB/s"),
         "matmul_tflop_s": ("GPU, fp16 matrix product", "TFLOP/s"),
     }
-    frame = pd.DataFrame(
-        [
-            {"what": what, "measured": getattr(measured, name), "unit": unit, "how": how.get(name, "")}
-            for name, (what, unit) in names.items()
-        ]
-    )
-    shown = frame.astype({"measured": object})
-    shown["measured"] = [_digits(None if pd.isna(value) else value) for value in frame["measured"]]
-    return Table("machine", f"Measured ceilings of {measured.machine.name}, folder {measured.folder}.", frame, shown)
+    raw, shown = [], []
+    for name, (what, unit) in names.items():
+        found, theory = getattr(measured, name), measured.theoretical.get(name)
+        limit = theory.value if theory else None
+        share = found / limit if found is not None and limit else None
+        source = theory.source if theory else "not kept with these figures"
+        if share is not None and share > MORE_THAN_THEORY:
+            source += "; more was measured, so this is not what bounds it here"
+        raw.append({
+            "what": what, "measured": found, "theoretical": limit, "unit": unit, "measured_over_theoretical": share,
+            "how": how.get(name, ""), "theoretical_from": source,
+        })
+        shown.append({
+            "What": what, "Measured": _digits(found), "Theoretical": _digits(limit), "Unit": unit,
+            "Measured / theoretical": NOT_KNOWN if share is None else f"{100 * share:.0f} %",
+            "How it was measured": in_line(how.get(name, "")), "Where the theoretical value is from": in_line(source),
+        })
+    where = "this machine, no GPU in use" if measured.machine.name.startswith("emulated") else measured.machine.name
+    caption = f"Measured ceilings of {where}, folder {measured.folder}, beside theoretical ones."
+    return Table("machine", caption, pd.DataFrame(raw), pd.DataFrame(shown).astype(str))
 
 
 def every(points: Sequence[Point]) -> dict[str, Table]:

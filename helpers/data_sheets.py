@@ -1,0 +1,155 @@
+"""What a GPU and its link can give in theory: by PCIe's own figures, by clock and width, or by NVIDIA's data sheet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helpers.settings import Frozen
+
+
+class Theoretical(Frozen):
+    """A ceiling in theory, in the unit of the measured one, and where it is from; None is not known, and why."""
+
+    value: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Nameplate:
+    """What NVML says of a GPU; None where it won't say. PCIe's generation drops while a GPU is idle."""
+
+    name: str | None = None
+    pcie_generation: int | None = None  # the most that GPU and system can
+    pcie_width: int | None = None
+    pcie_generation_now: int | None = None
+    pcie_width_now: int | None = None
+    memory_clock_mhz: int | None = None  # the highest, as the next
+    sm_clock_mhz: int | None = None
+    memory_bus_bits: int | None = None
+    cuda_cores: int | None = None
+    compute_capability: tuple[int, int] | None = None
+
+
+# GT/s of a lane and the share of it that encoding leaves, by generation (PCI Express base specifications): 8b/10b,
+# from 3.0 on 128b/130b, in 6.0 242 bytes of a 256-byte flit.
+PCIE = {
+    1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0, 128 / 130), 5: (32.0, 128 / 130),
+    6: (64.0, 242 / 256),
+}
+PCIE_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
+TRANSFERS_A_CLOCK = 2  # of GDDR and HBM, by the clock that NVML gives
+
+# GB/s of the memory and dense fp16 TFLOP/s of the tensor cores, by NVML's name without the maker's. NVIDIA's data
+# sheets give twice the TFLOP/s from the L4 and the H100 on: with sparsity.
+DATA_SHEETS = {
+    # nvidia.com/en-us/data-center/tesla-t4
+    "T4": (320.0, 65.0),
+    # images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+    "V100-SXM2-16GB": (900.0, 125.0), "V100-SXM2-32GB": (900.0, 125.0),
+    "V100-PCIE-16GB": (900.0, 112.0), "V100-PCIE-32GB": (900.0, 112.0),
+    # nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    "A100-SXM4-40GB": (1555.0, 312.0), "A100-PCIE-40GB": (1555.0, 312.0),
+    "A100-SXM4-80GB": (2039.0, 312.0), "A100 80GB PCIe": (1935.0, 312.0),
+    # nvidia.com/en-us/data-center/l4
+    "L4": (300.0, 121.0),
+    # nvidia.com/en-us/data-center/h100
+    "H100 80GB HBM3": (3350.0, 989.0), "H100 PCIe": (2000.0, 756.0), "H100 NVL": (3900.0, 835.0),
+    # nvidia.com/en-us/data-center/h200
+    "H200": (4800.0, 989.0), "H200 NVL": (4800.0, 835.0),
+}
+
+# Dense fp16 operations (a multiply-add is two) of the tensor cores, a clock and CUDA core, by compute capability:
+# 1,024 a clock and SM of 64 cores in NVIDIA's white papers on V100 and Turing, 2,048 of 64 on A100, 1,024 of 128 on
+# GA102 and Ada, 4,096 of 128 on H100.
+TENSOR_OPERATIONS = {(7, 0): 16, (7, 5): 16, (8, 0): 32, (8, 6): 8, (8, 9): 8, (9, 0): 32}
+
+
+def of_gpu(plate: Nameplate) -> dict[str, Theoretical]:
+    """The theoretical ceilings of a GPU, by the name of the measured one."""
+    link = host_link(plate)
+    return {
+        "host_to_device_gb_s": link, "device_to_host_gb_s": link, "gpu_copy_gb_s": gpu_memory(plate),
+        "matmul_tflop_s": fp16_products(plate),
+    }
+
+
+def host_link(plate: Nameplate) -> Theoretical:
+    """GB/s of the link in one direction, after encoding; packets' headers take a few percent of it."""
+    if plate.name and any(chip in plate.name for chip in ("GH200", "GB200", "GB300")):
+        return Theoretical(value=None, source="not known: the link to this GPU's CPU is NVLink-C2C, not PCIe")
+    best, now = (plate.pcie_generation, plate.pcie_width), (plate.pcie_generation_now, plate.pcie_width_now)
+    if _is_link(best):
+        beside = f"; now PCIe {now[0]} x{now[1]}" if _is_link(now) and now != best else ""
+        return _link(*best, beside)
+    if _is_link(now):
+        return _link(*now, " now; what it could be is not said")
+    return Theoretical(value=None, source="not known: NVML does not say the PCIe link's generation and width")
+
+
+def _is_link(link: tuple[int | None, int | None]) -> bool:
+    return link[0] in PCIE and link[1] in PCIE_WIDTHS
+
+
+def _link(generation: int, width: int, beside: str) -> Theoretical:
+    transfers, share = PCIE[generation]
+    lane = transfers * share / 8
+    return Theoretical(
+        value=width * lane, source=f"PCIe {generation} x{width} (NVML){beside}: {lane:.3f} GB/s a lane, after encoding"
+    )
+
+
+def gpu_memory(plate: Nameplate) -> Theoretical:
+    """GB/s of the GPU's memory: by its clock and bus where NVML says them, else by the data sheet."""
+    if why := _is_a_slice(plate):
+        return Theoretical(value=None, source=why)
+    sheet = _data_sheet(plate)
+    clock, bits = plate.memory_clock_mhz, plate.memory_bus_bits
+    if clock and bits:
+        beside = f"; data sheet: {sheet[0]:,g}" if sheet else ""
+        return Theoretical(
+            value=clock * 1e6 * TRANSFERS_A_CLOCK * bits / 8 / 1e9,
+            source=f"{clock:,} MHz x {TRANSFERS_A_CLOCK} transfers x {bits:,} bits (NVML){beside}",
+        )
+    if sheet:
+        return Theoretical(value=sheet[0], source=f"NVIDIA's data sheet of the {_short(plate.name)}")
+    return Theoretical(
+        value=None, source="not known: NVML does not say clock and bus width, and no data sheet of this name is kept"
+    )
+
+
+def fp16_products(plate: Nameplate) -> Theoretical:
+    """Dense fp16 TFLOP/s: by the data sheet, else by cores and clock. The sheet goes first, since NVML's highest clock
+    is above the boost clock that it counts with."""
+    if why := _is_a_slice(plate):
+        return Theoretical(value=None, source=why)
+    if sheet := _data_sheet(plate):
+        return Theoretical(
+            value=sheet[1], source=f"NVIDIA's data sheet of the {_short(plate.name)}: fp16, tensor cores, dense"
+        )
+    cores, clock, capability, name = plate.cuda_cores, plate.sm_clock_mhz, plate.compute_capability, plate.name or ""
+    operations = TENSOR_OPERATIONS.get(capability) if capability else None
+    if not cores or not clock or not capability:
+        return Theoretical(value=None, source="not known: no data sheet of this name is kept, and NVML does not say "
+                                              "cores and clock")
+    if operations is None or (capability == (7, 5) and "RTX" not in name):  # Turing is made without tensor cores too
+        return Theoretical(value=None, source="not known: no data sheet of this name is kept, nor what a core of "
+                                              f"compute capability {'.'.join(map(str, capability))} does in a clock")
+    # torch sums fp16 products up in fp32, which GeForces do at half the rate (NVIDIA's white paper on GA102).
+    halved = "GeForce" in name
+    return Theoretical(
+        value=cores * operations * clock * 1e6 / 1e12 / (2 if halved else 1),
+        source=f"{cores:,} cores x {operations} operations x {clock:,} MHz (NVML's highest clock)"
+               + (", halved: a GeForce, sums in fp32" if halved else ""),
+    )
+
+
+def _is_a_slice(plate: Nameplate) -> str:
+    return "not known: a slice (MIG) of a GPU" if plate.name and " MIG " in f"{plate.name} " else ""
+
+
+def _data_sheet(plate: Nameplate) -> tuple[float, float] | None:
+    return DATA_SHEETS.get(_short(plate.name)) if plate.name else None
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("NVIDIA ").removeprefix("Tesla ")
