@@ -17,7 +17,7 @@ from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
-from helpers.results import Sweep
+from helpers.results import KIND_OF_DEVICE, Sweep
 from helpers.settings import RunSettings
 
 
@@ -35,9 +35,11 @@ class Page:
                 figures.save(result, self.output / "figures")
                 _show_picture(result)
             else:
+                text = result.markdown
                 if isinstance(result, tables.Table):
                     tables.save(result, self.output / "tables")
-                display(Markdown(result.markdown))
+                    text = result.on_a_page
+                display(Markdown(text))
 
     def keep(self, measured: MachineCeilings | MachineProfile) -> None:
         """Save what was measured of the machine beside the results, for reports, predictions and the sliders."""
@@ -48,8 +50,8 @@ class Page:
         display(Markdown(f"{'Machine profile' if is_profile else 'Ceilings'}: `{path}`."))
 
     def announce(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> None:
-        """What these runs will take, before they start."""
-        display(Markdown(f"Plan: {forecast.of(runs, self.output, fresh)}."))
+        """What these runs will take, before they start, and what the tables of them will not say again."""
+        display(Markdown(f"Plan: {forecast.of(runs, self.output, fresh)}.\n\n{_in_every_table(runs)}"))
 
     def sum_up(self, sweep: Sweep) -> None:
         """What was run, what failed and why, and where it is kept."""
@@ -82,6 +84,23 @@ def start(device: str = "auto", output_dir: str = "") -> Page:
         text = f"**CUDA**: {lab.describe_machine('cuda').name}."
     display(Markdown(f"{text} Results go to `{output}`."))
     return Page(chosen, output)
+
+
+def _in_every_table(runs: Mapping[str, RunSettings]) -> str:
+    """What the figures of these runs are, once for a page; the files of tables and plots have it each."""
+    settings = tuple(runs.values())
+    first, work = settings[0], settings[0].workload
+    batches = {run.workload.gpu_batch_size for run in settings}
+    caches = [cache for cache in ("natural", "cold") if any(run.page_cache == cache for run in settings)]
+    repeats = max(run.repeats for run in settings)
+    words = [
+        f"{KIND_OF_DEVICE[first.device]}: {lab.describe_machine(first.device).name}",
+        f"{first.model}, prompt {work.prompt_len}, generated {work.gen_len}"
+        + (f", batch {work.gpu_batch_size}" if len(batches) == 1 else ""),
+        f"page cache {' and '.join(caches)}",
+    ]
+    words += [f"medians of up to {repeats} repeats, with their range"] if repeats > 1 else []
+    return f"In every table below: {'; '.join(words)}."
 
 
 def _show_picture(plot: figures.Plot) -> None:

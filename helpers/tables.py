@@ -13,7 +13,7 @@ from helpers import analysis
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.disk_readers import DIRECT, STOCK
 from helpers.analysis.offload_sweep import STEPS, number
-from helpers.analysis.values import Value, gib, in_line, latency, plain, ratio, throughput, times
+from helpers.analysis.values import Value, capital, gib, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
 from helpers.machine import MachineCeilings
 from helpers.placement import TIERS
@@ -26,17 +26,29 @@ REFERENCE = Path(__file__).resolve().parent.parent / "outputs" / "reference" / "
 
 @dataclass(frozen=True)
 class Table:
-    """A table twice: `frame` holds raw numbers (NaN is "not known"), `shown` the same as text."""
+    """A table twice: `frame` holds raw numbers (NaN is "not known"), `shown` the same as text.
+
+    `short` is the caption on a page that says once of all its tables what the long one says of each.
+    """
 
     name: str
     caption: str
     frame: pd.DataFrame
     shown: pd.DataFrame
+    short: str = ""
 
     @property
     def markdown(self) -> str:
+        """With the caption that stands alone, as files and the report have it."""
+        return self._under(self.caption)
+
+    @property
+    def on_a_page(self) -> str:
+        return self._under(self.short or self.caption)
+
+    def _under(self, caption: str) -> str:
         lines = [list(map(str, self.shown.columns)), ["---"] * len(self.shown.columns), *self.shown.values.tolist()]
-        return f"{self.caption}\n\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+        return f"{caption}\n\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
     def _repr_markdown_(self) -> str:
         return self.markdown
@@ -470,19 +482,22 @@ def _table(
 ) -> Table:
     if not shown:
         shown = [{"": "no figures for this table"}]
-    return Table(name, f"{title}. {provenance(rows, wanted)}", pd.DataFrame(raw), pd.DataFrame(shown).astype(str))
+    kinds = ", ".join(dict.fromkeys(p.kind for p in _of_rows(rows, wanted)))
+    short = f"{title}. {capital(kinds)}." if kinds else ""
+    return Table(
+        name, f"{title}. {provenance(rows, wanted)}", pd.DataFrame(raw), pd.DataFrame(shown).astype(str), short
+    )
 
 
 def provenance(rows: Rows, wanted: Iterable[Row] | None = None) -> str:
     """What the figures of these rows (all by default) are, who measured them, and the workload, in one line."""
-    ids = set(rows.by_id) if wanted is None else {row.id for row in wanted}
-    points = [point for row_id, point in (rows.by_id | rows.extras).items() if row_id in ids]
+    points = _of_rows(rows, wanted)
     if not points:
         return "Its runs are not in the figures."
     first, work = points[0], points[0].workload
     kinds = ", ".join(dict.fromkeys(f"{p.kind}: {p.source}" for p in points))
     batches = {p.workload.gpu_batch_size for p in points}
-    words = [f"{kinds[0].upper()}{kinds[1:]}", f"{first.model}, prompt {work.prompt_len}, generated {work.gen_len}"]
+    words = [capital(kinds), f"{first.model}, prompt {work.prompt_len}, generated {work.gen_len}"]
     words[1] += f", batch {work.gpu_batch_size}" if len(batches) == 1 else ""
     words[1] += f" x {work.num_gpu_batches} micro-batches" if work.num_gpu_batches > 1 else ""
     caches = [cache for cache in ("natural", "cold") if any(p.page_cache == cache for p in points)]
@@ -492,6 +507,12 @@ def provenance(rows: Rows, wanted: Iterable[Row] | None = None) -> str:
         words.append(f"options {first.other_options}")
     spread = any(p.repeats and p.repeats > 1 for p in points)
     return "; ".join(words) + "." + (" Medians of the repeats, with their range." if spread else "")
+
+
+def _of_rows(rows: Rows, wanted: Iterable[Row] | None) -> list[Point]:
+    """The points of these rows or extras; of all rows by default."""
+    ids = set(rows.by_id) if wanted is None else {row.id for row in wanted}
+    return [point for row_id, point in (rows.by_id | rows.extras).items() if row_id in ids]
 
 
 def _asked(row: Row) -> str:

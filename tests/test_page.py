@@ -1,0 +1,68 @@
+"""A notebook's page: what all its tables are is said once, each says its kind, and each file says all of it alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from factories import T4, make_record
+from helpers import homework, notebook, points, tables
+from helpers.notebook import Page
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A page, and the Markdown that it has shown so far."""
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda what, **_: shown.append(getattr(what, "data", what)))
+    return Page("emulated", tmp_path), shown
+
+
+def emulated():
+    settings = ({}, {"page_cache": "cold"}, {"debug_mode": "breakdown"})
+    records = [make_record(settings=one, kind="measured on the emulated GPU") for one in settings]
+    return [points.from_record(str(i), record) for i, record in enumerate(records)]
+
+
+def with_figures(rows):
+    return [table for table in tables.every(rows).values() if len(table.frame) and table.name != "all_rows"]
+
+
+def test_a_table_on_the_page_says_its_kind_and_its_files_all_of_it(page):
+    where, shown = page
+    for table in with_figures(emulated()):
+        where.show(table)
+        caption, file = shown[-1].partition("\n")[0], (where.output / "tables" / f"{table.name}.md").read_text("utf-8")
+        assert "easured on the emulated GPU" in caption and "prompt 32" not in caption
+        assert file == table.markdown and file.startswith(table.caption)
+        assert "Measured on the emulated GPU: Tesla T4; opt-mini, prompt 32, generated 8" in file
+        assert shown[-1].partition("\n")[2] == file.partition("\n")[2]
+
+
+def test_the_short_caption_is_the_long_one_without_what_all_tables_share():
+    for rows in (emulated(), T4):
+        for table in with_figures(rows):
+            title, kind = table.short.rstrip(".").rsplit(". ", 1)
+            assert table.caption.startswith(f"{title}. {kind}: ") and len(table.short) < len(table.caption)
+
+
+@pytest.mark.parametrize("question", homework.QUESTIONS)
+def test_what_all_tables_share_is_said_once_before_the_runs(page, question):
+    where, shown = page
+    where.announce(homework.plan(question, "emulated"))
+    (text,) = shown
+    assert text.startswith("Plan: ") and text.count("measured on the emulated GPU: emulated slow-motion T4") == 1
+    assert "opt-mini, prompt 32, generated 8" in text and "page cache natural" in text
+    assert "medians of up to 3 repeats" in text
+    assert ("and cold" in text) == (question == "q4") and ("batch 4" in text) == (question != "q2")
+
+
+def test_single_runs_are_no_medians(page):
+    where, shown = page
+    where.announce(homework.plan("q1", "emulated", repeats=1))
+    assert "medians" not in shown[0]
+
+
+def test_a_table_without_runs_says_so_on_the_page_too(page):
+    where, shown = page
+    where.show(tables.q1(()))
+    assert "Its runs are not in the figures" in shown[0]
