@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import json
+import math
 import os
 import queue
 import re
@@ -27,11 +30,13 @@ GB = 10**9  # the hub counts in these
 ANSWER_S = 90.0  # to start, look up the host and say what a repository holds
 STALL_S = 60.0  # without one new byte on disk
 REQUEST_TIMEOUT_S = 10.0
-ATTEMPTS = 4  # in a row that finish no file
+ATTEMPTS = 4  # in a row that bring nothing new
 LONGEST_WAIT_S = 60.0
 PROGRESS_EVERY_S = 10.0
 # huggingface_hub writes in pieces of 10 MiB: on a slow line too long between two signs of life.
 PIECE_BYTES = 1 << 20
+# In the hub's cache, beside the finished files. Of huggingface_hub's own unfinished files each attempt has a new one.
+PART = ".offload-lab.incomplete"
 
 # What huggingface_hub speeds transfers up with; both have hung where plain HTTP went through.
 UNACCELERATED = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0"}
@@ -58,14 +63,18 @@ class Failure:
     wait_s: float | None = None
 
 
+class Damaged(Exception):
+    """A file that came is not the one of the hub."""
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """What came of one attempt; `kept_bytes` are those of files that it finished."""
+    """What came of one attempt; `missing_bytes` were so at its end, if it brought any."""
 
     snapshot: Snapshot | None = None
     failure: Failure | None = None
     answered: bool = True
-    kept_bytes: int = 0
+    missing_bytes: float = math.inf
 
 
 def fetch(
@@ -77,10 +86,11 @@ def fetch(
 ) -> Snapshot:
     """Config, tokenizer and weights of `repo` in the hub's cache; what is there already is not fetched again.
 
+    An attempt goes on where the one before it ended, be it of this call or of a process that was killed.
     `check_space(folder, bytes)` is asked before a download and raises Refused if there is no room. Without the
     network (or with HF_HUB_OFFLINE) the cache is used as it is. Raises Unavailable with the reason.
     """
-    accelerated, left = True, ATTEMPTS
+    accelerated, left, fewest_missing_bytes = True, ATTEMPTS, math.inf
     while True:
         attempt = _attempt(repo, revision, accelerated, stall_s, say, check_space)
         if attempt.snapshot:
@@ -89,12 +99,13 @@ def fetch(
         assert failure is not None
         if failure.kind == "disk":
             raise Refused(failure.reason)
-        left = ATTEMPTS if attempt.kept_bytes else left - 1
+        left = ATTEMPTS if attempt.missing_bytes < fewest_missing_bytes else left - 1
+        fewest_missing_bytes = min(fewest_missing_bytes, attempt.missing_bytes)
         if failure.kind == "final" or (failure.kind == "connection" and not attempt.answered):
             raise Unavailable(failure.reason)
         if left <= 0:
             raise Unavailable(f"{failure.reason}; gave up after {ATTEMPTS} attempts")
-        if failure.kind == "stalled":
+        if attempt.answered:  # then it was the transfer that failed
             accelerated = False
         wait_s = 2.0 ** (ATTEMPTS - left) if failure.wait_s is None else failure.wait_s
         wait_s = 0.0 if failure.kind == "stalled" else min(wait_s, LONGEST_WAIT_S)
@@ -138,39 +149,48 @@ def _attempt(
         if not wanted:
             return Attempt(failure=Failure("final", f"{repo} has no safetensors or .bin weights"))
         missing = sum(sizes[name] for name in wanted if name not in answer["cached"])
-        check_space(Path(answer["cache"]), missing)
-        if missing:
+        partly = sum(answer["parts"].get(name, 0) for name in wanted)
+        check_space(Path(answer["cache"]), missing - partly)
+        if partly:
+            say(f"{repo}: the download goes on at {partly / GB:.2f} of {missing / GB:.2f} GB, to {answer['cache']}")
+        elif missing:
             say(f"{repo}: downloading {missing / GB:.2f} GB to {answer['cache']}")
         go(wanted)
-        return _watch(messages, repo, missing, stall_s, say, answer["commit"])
+        return _watch(messages, repo, missing, partly, stall_s, say, answer["commit"])
 
 
 def _watch(
     messages: queue.Queue[dict[str, Any]],
     repo: str,
     missing: int,
+    partly: int,
     stall_s: float,
     say: Callable[[str], None],
     commit: str,
 ) -> Attempt:
-    """Follow a download by the bytes that reach the disk, until it is done, fails, or brings none for `stall_s`."""
-    on_disk = kept = 0
+    """Follow a download until it is done, fails, or for `stall_s` neither brings a byte to the disk nor checks one."""
+    on_disk, checked = partly, 0
     started = said_at = changed_at = time.monotonic()
+
+    def failed(**failure: Any) -> Attempt:
+        return Attempt(failure=Failure(**failure), missing_bytes=missing - on_disk if on_disk > partly else math.inf)
+
     while True:
         message = _next(messages, stall_s)
         now = time.monotonic()
-        if message is None or (message.get("on_disk") == on_disk and now - changed_at >= stall_s):
-            return Attempt(failure=Failure("stalled", f"no byte for {stall_s:.0f} s"), kept_bytes=kept)
+        if message is None:
+            return failed(kind="stalled", reason=f"no byte for {stall_s:.0f} s")
         if "failure" in message:
-            return Attempt(failure=Failure(**message["failure"]), kept_bytes=kept)
+            return failed(**message["failure"])
         if "snapshot" in message:
             return Attempt(Snapshot(Path(message["snapshot"]), commit))
-        if message["on_disk"] != on_disk:
-            on_disk, changed_at = message["on_disk"], now
-        kept = message["kept"]
+        if (message["on_disk"], message["checked"]) != (on_disk, checked):
+            on_disk, checked, changed_at = message["on_disk"], message["checked"], now
+        elif now - changed_at >= stall_s:
+            return failed(kind="stalled", reason=f"no byte for {stall_s:.0f} s")
         if now - said_at >= PROGRESS_EVERY_S:
             said_at = now
-            rate = on_disk / (now - started) / 1e6
+            rate = max(0, on_disk - partly) / (now - started) / 1e6
             say(f"{repo}: {on_disk / GB:.2f} of {missing / GB:.2f} GB, {rate:.1f} MB/s")
 
 
@@ -222,7 +242,7 @@ def _child(
             yield messages, go
         finally:
             with suppress(BrokenPipeError):
-                child.stdin.close()  # it then removes its unfinished files and leaves
+                child.stdin.close()  # it then leaves, and of what is unfinished only parts stay
             try:
                 child.wait(timeout=5)
             except subprocess.TimeoutExpired:
@@ -256,43 +276,122 @@ def _download(repo: str, revision: str | None, tell: Callable[[dict[str, Any]], 
         config = cached(CONFIG_FILE, revision or "main")
         tell({"failure": _failure(error, repo), "in_cache": config and str(Path(config).parent)})
         return
+    blobs = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "blobs")
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings or () if file.lfs}  # weights have one
     there = [name for name in sizes if cached(name, info.sha)]
-    tell({"commit": info.sha, "sizes": sizes, "cached": there, "cache": str(constants.HF_HUB_CACHE)})
+    parts = {}
+    for name in hashes.keys() - there:
+        whole = blobs / hashes[name]  # and not linked yet, if it is there
+        part = whole if whole.exists() else _part(whole)
+        parts[name] = _usable_bytes(part, sizes[name])
+    tell({
+        "commit": info.sha, "sizes": sizes, "cached": there, "parts": parts, "cache": str(constants.HF_HUB_CACHE),
+    })
     names = json.loads(sys.stdin.readline() or "[]")
     if not names:
         return
+    progress = {"finished": 0, "checked": 0}
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
-    finished = [0]
-    threading.Thread(target=_report_growth, args=(finished, tell), daemon=True).start()
+    threading.Thread(target=_report_growth, args=(progress, tell), daemon=True).start()
     try:
         for name in names:
+            if name in hashes and name not in there:
+                url = huggingface_hub.hf_hub_url(repo, name, revision=info.sha)
+                _fetch_blob(url, blobs / hashes[name], sizes[name], hashes[name], progress)
+            # What is among the blobs is only linked, not fetched.
             # Asked for by branch, the config leaves a note of the branch's commit: it is found without the network.
             file = huggingface_hub.hf_hub_download(repo, name, revision=revision if name == CONFIG_FILE else info.sha)
             if name not in there:
-                finished[0] += sizes[name]
+                progress["finished"] += sizes[name]
         tell({"snapshot": str(Path(file).parent)})
     except Exception as error:
         tell({"failure": _failure(error, repo)})
 
 
+def _fetch_blob(url: str, blob: Path, size: int, sha256: str, progress: dict[str, int]) -> None:
+    """A file of `size` bytes as `blob`, from where its part ends. Raises Damaged if it is not what the hub has."""
+    try:
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.file_download import (
+            build_hf_headers, get_hf_file_metadata, http_get, is_xet_available, xet_get,
+        )
+    except ImportError:  # not all are documented: without them hf_hub_download fetches the file, from byte 0 each time
+        return
+    metadata = get_hf_file_metadata(url)
+    if metadata.etag != sha256:  # hf_hub_download would look for it under another name
+        return
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(blob)
+    with part.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be fetching the same file
+        if blob.exists():
+            part.unlink(missing_ok=True)
+            return
+        start = _usable_bytes(part, size)
+        file.truncate(start)
+        file.seek(start)
+        headers = build_hf_headers()
+        # An accelerated transfer begins at byte 0, but writes in order: plain HTTP can go on where it ended.
+        if metadata.xet_file_data and is_xet_available() and start == 0:
+            xet_get(incomplete_path=part, xet_file_data=metadata.xet_file_data, headers=headers, expected_size=size)
+        else:
+            headers["Accept-Encoding"] = "identity"  # compressed, a file cannot be had from its middle on
+            try:
+                http_get(url, file, resume_size=start, headers=headers, expected_size=size)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 416:
+                    raise
+                os.truncate(part, 0)
+                raise Damaged(f"{url} cannot be gone on with from byte {start}") from error
+        file.flush()
+        if _sha256(part, progress) != sha256:
+            os.truncate(part, 0)
+            raise Damaged(f"{url} did not arrive as the hub has it (its SHA-256 is another)")
+        part.rename(blob)
+
+
+def _part(blob: Path) -> Path:
+    return blob.with_name(blob.name + PART)
+
+
+def _usable_bytes(part: Path, size: int) -> int:
+    """Bytes from the start of a part that can be gone on from: up to its first hole, none if it is too long."""
+    try:
+        with part.open("rb") as file:
+            written = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+    except OSError:  # not there, or empty
+        return 0
+    return written if written <= size else 0
+
+
+def _sha256(path: Path, progress: dict[str, int]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+            progress["checked"] += len(piece)
+    return digest.hexdigest()
+
+
 def _leave_with_the_parent() -> None:
     sys.stdin.read()  # returns when the parent closes it, or is gone
     for file in _unfinished_files():
-        file.unlink(missing_ok=True)
+        if not file.name.endswith(PART):
+            file.unlink(missing_ok=True)
     os._exit(1)
 
 
-def _report_growth(finished: list[int], tell: Callable[[dict[str, Any]], None]) -> None:
+def _report_growth(progress: dict[str, int], tell: Callable[[dict[str, Any]], None]) -> None:
     while True:
         time.sleep(0.2)
         # Blocks, not length: an accelerated transfer may make the file long at once and fill it as it goes.
-        kept = finished[0]
-        tell({"on_disk": kept + sum(_allocated_bytes(file) for file in _unfinished_files()), "kept": kept})
+        on_disk = progress["finished"] + sum(_allocated_bytes(file) for file in _unfinished_files())
+        tell({"on_disk": on_disk, "checked": progress["checked"]})
 
 
 def _unfinished_files() -> set[Path]:
-    """The `.incomplete` files this process has open; huggingface_hub gives each download its own."""
+    """The `.incomplete` files this process has open: a part, or huggingface_hub's own for a small file."""
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -324,6 +423,8 @@ def _failure(error: BaseException, repo: str) -> dict[str, Any]:
     kinds = [base.__name__ for one in chain for base in type(one).__mro__]
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
 
+    if isinstance(error, Damaged):
+        return {"kind": "again", "reason": str(error)}
     if "OfflineModeIsEnabled" in kinds:
         return {"kind": "final", "reason": "HF_HUB_OFFLINE is set and its cache does not have the model"}
     for one in chain:

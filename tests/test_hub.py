@@ -1,5 +1,7 @@
 """The hub on good days and bad ones, played by a server on 127.0.0.1 to the real huggingface_hub."""
 
+import concurrent.futures
+import hashlib
 import os
 import re
 import subprocess
@@ -45,7 +47,7 @@ def server(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in os.environ if name.startswith("HF_")] + ["TRANSFORMERS_OFFLINE"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     with serving(REPO, repository) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
@@ -129,47 +131,135 @@ def test_no_room_is_refused_before_a_byte_is_fetched(server, tmp_path):
 # ---------------------------------------------------------------- bad days
 
 
-def test_a_transfer_that_is_cut_goes_on_where_it_was(server, repository):
-    server.faults.append(("GET", WEIGHTS, "cut"))
-    snapshot = hub.fetch(REPO, print, room)
-    assert (snapshot.folder / WEIGHTS).read_bytes() == (repository / WEIGHTS).read_bytes()
-    ranges = [asked for _, path, asked in server.requests if path.endswith(WEIGHTS) and asked]
-    assert ranges and int(re.findall(r"\d+", ranges[0])[0]) > 0
+def ranges(server: FakeHub) -> list[int]:
+    """Where the server was asked to go on with the weights."""
+    return [int(re.findall(r"\d+", asked)[0]) for _, path, asked in server.requests if "/elsewhere/" in path and asked]
 
 
-def test_a_transfer_that_stalls_is_stopped_and_tried_again_without_acceleration(
-    server, repository, tmp_path, monkeypatch
-):
-    environments: list[dict[str, str]] = []
-    start = hub.subprocess.Popen
+def leave_part(repository: Path, tmp_path: Path, content: bytes) -> Path:
+    """A part of the weights as an attempt before this one may have left it."""
+    blobs = tmp_path / "hf" / "hub" / f"models--{REPO.replace('/', '--')}" / "blobs"
+    blobs.mkdir(parents=True)
+    part = blobs / (hashlib.sha256((repository / WEIGHTS).read_bytes()).hexdigest() + hub.PART)
+    part.write_bytes(content)
+    return part
 
-    def popen(*arguments, env, **options):
-        environments.append(env)
-        return start(*arguments, env=env, **options)
 
-    monkeypatch.setattr(hub.subprocess, "Popen", popen)
-    server.faults.append(("GET", WEIGHTS, "stall"))
+def fetch_right(repository: Path, tmp_path: Path, **options) -> list[str]:
+    """Fetch, and see that the weights are the repository's and no unfinished file is left. Returns what was said."""
     said: list[str] = []
-    snapshot = hub.fetch(REPO, said.append, room, stall_s=STALL_S)
+    snapshot = hub.fetch(REPO, said.append, room, **options)
     assert (snapshot.folder / WEIGHTS).read_bytes() == (repository / WEIGHTS).read_bytes()
-    assert any("no byte for 2 s" in line for line in said)
-    assert list(tmp_path.rglob("*.incomplete")) == []  # the hub's library would never use or remove it
-    assert not hub.UNACCELERATED.items() <= environments[0].items()
-    assert hub.UNACCELERATED.items() <= environments[-1].items()
+    assert list(tmp_path.rglob("*.incomplete")) == []
+    return said
 
 
-def test_whoever_downloads_for_a_process_that_is_killed_leaves_too(server, tmp_path):
+def test_a_transfer_that_is_cut_goes_on_where_it_was(server, repository, tmp_path):
+    server.faults.append(("GET", WEIGHTS, "cut"))
+    fetch_right(repository, tmp_path)
+    assert ranges(server)[0] > 0
+
+
+def test_a_transfer_that_stalls_is_stopped_and_goes_on_where_it_was(server, repository, tmp_path):
+    server.faults.append(("GET", WEIGHTS, "stall"))
+    said = fetch_right(repository, tmp_path, stall_s=STALL_S)
+    assert any("no byte for 2 s" in line for line in said) and any("goes on at" in line for line in said)
+    size = (repository / WEIGHTS).stat().st_size
+    assert 0 < ranges(server)[0] < size and server.sent_bytes - size <= hub.PIECE_BYTES
+
+
+def test_an_accelerated_transfer_that_stalls_is_tried_again_without(server, repository, tmp_path):
+    pytest.importorskip("hf_xet")
+    server.xet = True
+    fetch_right(repository, tmp_path, stall_s=STALL_S)
+    asked = [path for _, path, _ in server.requests]
+    assert "/xet-token" in asked and f"/elsewhere/{WEIGHTS}" in asked
+    assert "/xet-token" not in asked[asked.index(f"/elsewhere/{WEIGHTS}") :]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_download_whose_process_is_killed_goes_on_in_the_next(server, repository, tmp_path, both):
     server.faults.append(("GET", WEIGHTS, "stall"))
     script = f"from helpers import hub; hub.fetch({REPO!r}, print, lambda *needed: None)"
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while not list(tmp_path.rglob("*.incomplete")):
+    while not any(part.stat().st_size for part in tmp_path.rglob("*" + hub.PART)):
         assert parent.poll() is None
         time.sleep(0.02)
     children = psutil.Process(parent.pid).children()
     parent.kill()
+    if both:
+        children[0].kill()
     parent.wait()
-    assert children and not psutil.wait_procs(children, timeout=30)[1]
-    assert list(tmp_path.rglob("*.incomplete")) == []
+    assert children and not psutil.wait_procs(children, timeout=30)[1]  # nobody downloads for a process that is gone
+
+    assert any("goes on at" in line for line in fetch_right(repository, tmp_path))
+    assert ranges(server)[0] > 0
+    assert server.sent_bytes < 2 * (repository / WEIGHTS).stat().st_size
+
+
+def test_room_is_asked_for_what_is_still_missing_only(server, repository, tmp_path):
+    whole = (repository / WEIGHTS).read_bytes()
+    leave_part(repository, tmp_path, whole[: 3 << 20])
+    asked: list[int] = []
+    hub.fetch(REPO, print, lambda folder, needed: asked.append(needed))
+    assert asked == [len(whole) + (repository / "config.json").stat().st_size - (3 << 20)]
+
+
+def with_a_hole(whole: bytes, part: Path) -> None:
+    """As a transfer in several streams leaves it: its end is there, its middle is not."""
+    with part.open("wb") as file:
+        file.write(whole[: 1 << 20])
+        file.seek(3 << 20)
+        file.write(whole[3 << 20 :])
+
+
+@pytest.mark.parametrize("damage", [
+    lambda whole, part: part.write_bytes(bytes(1 << 20)),
+    lambda whole, part: part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1])),
+    lambda whole, part: part.write_bytes(whole + b"more"),
+    with_a_hole,
+], ids=["other bytes", "whole, one bit flipped", "too long", "with a hole"])
+def test_a_damaged_leftover_spoils_nothing(server, repository, tmp_path, monkeypatch, damage):
+    without_waiting(monkeypatch)
+    damage((repository / WEIGHTS).read_bytes(), leave_part(repository, tmp_path, b""))
+    fetch_right(repository, tmp_path)
+    assert server.sent_bytes <= 2 * (repository / WEIGHTS).stat().st_size
+
+
+@pytest.mark.parametrize("answer", ["whole", (416, {})], ids=["the whole file", "416"])
+def test_a_server_that_does_not_go_on_from_a_range_begins_again(server, repository, tmp_path, monkeypatch, answer):
+    without_waiting(monkeypatch)
+    leave_part(repository, tmp_path, (repository / WEIGHTS).read_bytes()[: 1 << 20])
+    server.faults.append(("GET", WEIGHTS, answer))
+    fetch_right(repository, tmp_path)
+    assert ranges(server) == [1 << 20]
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_leftover_that_is_whole_is_not_fetched_again(server, repository, tmp_path, checked):
+    """Killed before the file was checked, or after that and before it was linked to its name."""
+    part = leave_part(repository, tmp_path, (repository / WEIGHTS).read_bytes())
+    if checked:
+        part.rename(part.with_name(part.name.removesuffix(hub.PART)))
+    asked: list[int] = []
+    hub.fetch(REPO, print, lambda folder, needed: asked.append(needed))
+    fetch_right(repository, tmp_path)
+    assert server.sent_bytes == 0 and asked == [(repository / "config.json").stat().st_size]
+
+
+def test_weights_that_always_arrive_damaged_are_not_taken(server, tmp_path, monkeypatch):
+    without_waiting(monkeypatch)
+    server.faults += [("GET", WEIGHTS, "damaged")] * 10
+    with pytest.raises(hub.Unavailable, match=f"{WEIGHTS} did not arrive .*SHA-256.* gave up after"):
+        hub.fetch(REPO, print, room)
+    assert len(server.faults) >= 10 - hub.ATTEMPTS - 1
+    assert not list((tmp_path / "hf").rglob(WEIGHTS))
+
+
+def test_of_two_processes_one_fetches_and_both_have_the_file(server, repository, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(2) as two:
+        list(two.map(lambda _: fetch_right(repository, tmp_path), range(2)))
+    assert server.sent_bytes == (repository / WEIGHTS).stat().st_size
 
 
 def test_too_many_requests_are_waited_out_as_long_as_the_hub_asks(server, monkeypatch):
