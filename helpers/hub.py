@@ -314,7 +314,11 @@ def _fetch_blob(url: str, blob: Path, size: int, sha256: str, progress: dict[str
     try:
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.file_download import (
-            build_hf_headers, get_hf_file_metadata, http_get, is_xet_available, xet_get,
+            build_hf_headers,
+            get_hf_file_metadata,
+            http_get,
+            is_xet_available,
+            xet_get,
         )
     except ImportError:  # not all are documented: without them hf_hub_download fetches the file, from byte 0 each time
         return
