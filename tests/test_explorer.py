@@ -10,20 +10,23 @@ import ipywidgets as widgets
 import numpy as np
 import pytest
 from hypothesis import given, settings as budget, strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from factories import make_record
 from helpers import explorer, homework, lab, search
 from helpers.errors import Refused
+from helpers.explorer import lettering, split_map as split_maps
 from helpers.explorer.bench import EMULATED, emulated_profile, open_bench
 from helpers.explorer.picture import Dashboard, plot
+from helpers.explorer.split_map import fit, split_map
 from helpers.explorer.state import BATCH_COUNTS, BATCH_SIZES, HOMES, moved, values
-from helpers.explorer.view import split_map, view
+from helpers.explorer.view import view
 from helpers.machine_profiles import T4_COLAB
 from helpers.memory_model import host_memory, peak_gpu_memory
 from helpers.placement import place
 from helpers.results import Log
-from helpers.search import fits
+from helpers.search import all_placements, fits
 from helpers.settings import OffloadSplit, RunSettings
 from helpers.time_model import predict
 
@@ -119,6 +122,14 @@ def test_what_is_shown_is_what_the_models_say(bench):
     assert shown.host.need_bytes == pytest.approx(host_memory(settings).total_bytes + of_python)
 
 
+def test_the_emulated_machine_has_its_own_ram_and_pins_nothing(bench):
+    shown = view(bench.start, bench, ())
+    assert shown.host.capacity_bytes == pytest.approx(lab.describe_machine("emulated").ram_gib * 2**30)
+    assert "copy buffers" not in shown.host.parts and shown.host.need_bytes < 2**30
+    assert sum(shown.host.parts.values()) == pytest.approx(shown.host.need_bytes)
+    assert view(t4(bench), bench, ()).host.parts["copy buffers"] == 8 * 2**30
+
+
 @given(gpu=st.integers(0, 100), cpu=st.integers(0, 100), batch=st.sampled_from(BATCH_SIZES),
        model=st.sampled_from(["opt-125m", "opt-6.7b", "opt-30b"]))
 @budget(max_examples=40, deadline=None)
@@ -154,6 +165,48 @@ def test_the_map_is_the_prediction_of_every_split(bench):
 def view_key(settings):
     """Settings as the map takes them: for no split in particular."""
     return settings.model_copy(update={"split": OffloadSplit(weights_gpu=0, weights_cpu=0)})
+
+
+@given(
+    model=st.sampled_from(["opt-125m", "opt-1.3b", "opt-30b"]), cache=st.sampled_from(list(HOMES)),
+    batch=st.sampled_from(BATCH_SIZES), batches=st.sampled_from(BATCH_COUNTS), prompt_len=st.integers(7, 1500),
+    compress=st.booleans(), pin=st.booleans(), room=st.floats(0.5, 1.5), ram_gib=st.sampled_from([12.7, 60.0, 500.0]),
+)
+@budget(max_examples=30, deadline=None)
+def test_what_fits_is_the_searchs_answer_at_every_placement(
+    bench, model, cache, batch, batches, prompt_len, compress, pin, room, ram_gib
+):
+    settings = t4(
+        bench, model=model, cache=cache, gpu_batch_size=batch, num_gpu_batches=batches, prompt_len=prompt_len,
+        compress_weight=compress, compress_cache=compress, pin_weight=pin,
+    ).settings
+    # A GPU whose memory ends in the midst of what these settings need.
+    needed_gib = peak_gpu_memory(settings, T4_COLAB.cublas_workspace_bytes).likeliest_gib
+    machine = T4_COLAB.model_copy(
+        update={"gpu_mem_gib": T4_COLAB.gpu_overhead_gib + room * needed_gib, "host_ram_gib": ram_gib}
+    )
+    splits = [settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
+              for gpu, cpu in all_placements(settings.opt_model)]
+    one_by_one = [fits(settings.model_copy(update={"split": split}), machine) for split in splits]
+    assert fit(settings, machine).tolist() == one_by_one
+
+
+def test_a_peak_is_followed_only_where_its_bounds_leave_it_open(bench, monkeypatch):
+    followed = []
+
+    def counted(settings, workspace):
+        followed.append(settings)
+        return peak_gpu_memory(settings, workspace)
+
+    monkeypatch.setattr(split_maps, "peak_gpu_memory", counted)
+    for prompt_len in (40, 41, 42):
+        fit(t4(bench, prompt_len=prompt_len).settings, T4_COLAB)
+    assert len(followed) == 3  # all on the GPU fits by far: once a prompt's length
+    followed.clear()
+    settings = t4(bench, model="opt-30b", pin_weight=False).settings
+    roomy = T4_COLAB.model_copy(update={"host_ram_gib": 500.0})
+    fitting = fit(settings, roomy)
+    assert 0 < fitting.sum() < len(fitting) and len(followed) < len(fitting) / 4
 
 
 def test_the_command_can_be_pasted_into_a_shell(bench):
@@ -226,6 +279,35 @@ def test_the_hand_in_is_quoted_beside_its_machine(bench):
 # ---- the picture ----------------------------------------------------------------------------------------------------
 
 
+def test_a_move_draws_anew_only_what_it_changes(bench, monkeypatch):
+    dashboard, frames = Dashboard(), []
+    monkeypatch.setattr(dashboard.canvas, "draw", lambda draw=dashboard.canvas.draw: (frames.append(1), draw()))
+    lettering.written.cache_clear()
+    shown = [view(t4(bench, weights_gpu=gpu), bench, ()) for gpu in range(40, 60)]
+    for one in shown:
+        dashboard.png(one)
+    assert len(frames) == 1  # axes, ticks and titles rest
+    written = lettering.written.cache_info().misses
+    again = [dashboard.png(one) for one in shown]
+    assert lettering.written.cache_info().misses == written  # no text a second time
+    assert len(frames) == 1 and len(set(again)) == len(shown)
+
+
+def test_text_is_where_and_what_it_was_asked_to_be():
+    figure = Figure(figsize=(3, 1), dpi=100)
+    canvas = lettering.LetteringCanvas(figure)
+    text = figure.text(0.5, 0.5, "0.25 GiB, gj", fontsize=9, ha="center", va="center", color="#0072B2")
+    canvas.draw()
+    ink = np.asarray(canvas.buffer_rgba())
+    rows, columns = np.nonzero((ink[..., :3] != 255).any(axis=2))
+    box = text.get_window_extent()
+    assert abs(columns.min() - box.x0) <= 2 and abs(columns.max() + 1 - box.x1) <= 2
+    assert box.y0 - 1 <= 100 - rows.max() and 100 - rows.min() <= box.y1 + 1
+    assert abs((columns.min() + columns.max()) / 2 - 150) <= 2 and abs((rows.min() + rows.max()) / 2 - 50) <= 3
+    darkest = ink[rows, columns][ink[rows, columns].astype(int).sum(axis=1).argmin()]
+    assert np.abs(darkest[:3].astype(int) - (0x00, 0x72, 0xB2)).max() < 40
+
+
 def words(figure):
     return " ".join(text.get_text() for axes in figure.axes for text in axes.texts) + " ".join(
         label for axes in figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())
@@ -278,6 +360,10 @@ def test_the_tour_is_five_pictures_and_a_table(bench):
     assert [picture.name for picture in pictures] == [f"explore_{row.id}" for row in homework.QUESTIONS["q1"]]
     assert table.frame["percent"].tolist() == [row.percent for row in homework.QUESTIONS["q1"]]
     assert table.frame["measured_tok_s"].isna().all() and "emulated GPU" in table.caption
+    peaks = [table.frame[f"predicted_peak_gpu_mem_gib{end}"] for end in ("_low", "", "_high")]
+    assert (peaks[0] <= peaks[1]).all() and (peaks[1] <= peaks[2]).all()
+    held = table.frame["percent"].str.startswith("0 0")  # what copy threads hold is a range, shown as one
+    assert table.shown["Peak GPU mem, predicted (GiB)"][held].str.contains(" to ").all()
     assert all(picture.png().startswith(PNG) for picture in (explorer.start(bench), pictures[0]))
 
 
@@ -320,6 +406,7 @@ def test_moving_a_slider_moves_all_that_depends_on_it_and_runs_nothing(sliders):
     sliders.controls["gpu_batch_size"].value = 16
     sliders.controls["num_gpu_batches"].value = 2
     assert "16 × 2 = <b>32 sequences" in sliders.batch_label.value
+    assert [number.value for number in sliders.batch_numbers.values()] == ["16", "2"]
     assert sliders.asked == []
     sliders.reset.click()
     assert sliders.state == sliders.bench.start and sliders.picture.value == before
@@ -378,5 +465,6 @@ def test_the_best_split_is_the_searchs_and_stays_this_machines(sliders):
     )
     assert f"{found.compared:,}" in sliders.message.value
     assert f"{sliders.state.settings.workload.gpu_batch_size} ×" in sliders.batch_label.value
+    assert sliders.batch_numbers["gpu_batch_size"].value == str(sliders.state.settings.workload.gpu_batch_size)
     sliders.reset.click()
     assert sliders.state == sliders.bench.start

@@ -170,6 +170,9 @@ class Sliders:
     def reading(self, name: str) -> str:
         return self.control(name).locator(".widget-readout").inner_text().strip()
 
+    def number_beside(self, name: str) -> str:
+        return self.page.locator(f'.widget-inline-hbox:has(> label:text-is("{name}")) + .widget-label').inner_text()
+
     def sequences(self) -> int:
         words = self.page.locator(".widget-html").filter(has_text="sequences at a time").inner_text()
         return int(re.search(r"= ([0-9]+) sequences", words)[1])
@@ -266,6 +269,7 @@ def walk(sliders: Sliders, log: Path, page):
     sliders.says("4 × 1 = 4 sequences")
     sliders.press("Batch", "ArrowRight", 1)
     sliders.says("6 × 1 = 6 sequences")
+    assert sliders.number_beside("Batch") == "6" and sliders.number_beside("GPU batches") == "1"
     sliders.press("Batch", "ArrowLeft", 1)
     sliders.says("4 × 1 = 4 sequences")
     assert not log.exists(), "no slider has started a run"

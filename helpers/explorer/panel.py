@@ -24,6 +24,7 @@ from helpers.settings import SHORTEST_PROMPT
 
 COLUMN_PX = 304
 LABEL_PX = 106
+NUMBER_PX = 72  # beside a slider
 ROWS_SHOWN = 10  # of measured runs
 
 
@@ -42,6 +43,7 @@ class Explorer:
         self._listening = True
         self.controls = _controls(bench)
         self.split_label, self.batch_label = widgets.HTML(), widgets.HTML()
+        self.batch_numbers = {name: _number() for name in ("gpu_batch_size", "num_gpu_batches")}
         self.headline, self.message, self.command, self.table = (widgets.HTML() for _ in range(4))
         self.picture = widgets.Image(
             format="png", width=WIDTH_PX, height=HEIGHT_PX - TITLE_PX, layout=widgets.Layout(max_width="100%"),
@@ -98,6 +100,8 @@ class Explorer:
         self.headline.value = _paragraph(shown.headline, wrong=bool(shown.why_not), lines=2)
         self.split_label.value = _split_words(shown)
         self.batch_label.value = _batch_words(shown)
+        for name, number in self.batch_numbers.items():
+            number.value = str(getattr(self.state.settings.workload, name))
         self.command.value = _command(shown)
         self.table.value = self._table(shown)
         why_not = shown.why_not or self.bench.why_not_measurable(self.state.machine)
@@ -108,7 +112,7 @@ class Explorer:
     def _set_controls(self) -> None:
         """Choices first, then values: a value is always one of its choices.
 
-        A batch that a search found may be none of its slider's, which then stands at the one below, the number under
+        A batch that a search found may be none of its slider's, which then stands at the one below, the number beside
         it: choices cannot be changed, a front end answers that with a move of its own.
         """
         state = self.state
@@ -118,7 +122,7 @@ class Explorer:
         self.controls["prompt_len"].max = positions - 1
         self.controls["gen_len"].max = positions - SHORTEST_PROMPT
         for name, value in values(state).items():
-            if name in ("gpu_batch_size", "num_gpu_batches"):
+            if name in self.batch_numbers:
                 value = max(choice for choice in self.controls[name].options if choice <= value)
             if self.controls[name].value != value:
                 self.controls[name].value = value
@@ -190,7 +194,8 @@ class Explorer:
         columns = (
             ("machine", "model", "compress_weight", "compress_cache", "pin_weight"),
             ("weights_gpu", "weights_cpu", self.split_label, "cache", "activations", "cpu_cache_compute"),
-            ("gpu_batch_size", "num_gpu_batches", self.batch_label, "prompt_len", "gen_len"),
+            (*(widgets.HBox([self.controls[name], number]) for name, number in self.batch_numbers.items()),
+             self.batch_label, "prompt_len", "gen_len"),
         )
         boxes = [
             widgets.VBox(
@@ -214,6 +219,11 @@ def _controls(bench: Bench) -> dict[str, widgets.Widget]:
     def options(description: str, label_px: int = LABEL_PX) -> dict[str, Any]:
         return {"description": description, "layout": layout, "style": {"description_width": f"{label_px}px"}}
 
+    def numbered(description: str) -> dict[str, Any]:
+        """Its number is a label beside it: the state's, where the slider has choices alone."""
+        narrower = widgets.Layout(width=f"{COLUMN_PX - 10 - NUMBER_PX}px")
+        return options(description) | {"readout": False, "layout": narrower}
+
     def switch(description: str) -> widgets.Checkbox:
         return widgets.Checkbox(description=description, indent=False,
                                 layout=widgets.Layout(width=f"{COLUMN_PX - 10}px", margin="2px 2px 2px 12px"))
@@ -230,11 +240,15 @@ def _controls(bench: Bench) -> dict[str, widgets.Widget]:
         "cache": widgets.Dropdown(options=tiers, **options("KV cache on")),
         "activations": widgets.Dropdown(options=tiers, **options("Activations on")),
         "cpu_cache_compute": switch("attention on the CPU"),
-        "gpu_batch_size": widgets.SelectionSlider(options=BATCH_SIZES, readout=False, **options("Batch")),
-        "num_gpu_batches": widgets.SelectionSlider(options=BATCH_COUNTS, readout=False, **options("GPU batches")),
+        "gpu_batch_size": widgets.SelectionSlider(options=BATCH_SIZES, **numbered("Batch")),
+        "num_gpu_batches": widgets.SelectionSlider(options=BATCH_COUNTS, **numbered("GPU batches")),
         "prompt_len": widgets.IntSlider(min=SHORTEST_PROMPT, max=2047, **options("Prompt tokens")),
         "gen_len": widgets.IntSlider(min=1, max=2041, **options("Generated")),
     }
+
+
+def _number() -> widgets.Label:
+    return widgets.Label(layout=widgets.Layout(width=f"{NUMBER_PX}px", display="flex", justify_content="center"))
 
 
 def _button(description: str, style: str, tooltip: str) -> widgets.Button:

@@ -12,7 +12,6 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -22,7 +21,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.analysis.values import plain, seconds
-from helpers.explorer.view import MemoryUse, SplitMap, View, bytes_in_words, off_by
+from helpers.explorer.lettering import LetteringCanvas
+from helpers.explorer.split_map import SplitMap
+from helpers.explorer.view import MemoryUse, View, bytes_in_words, off_by
 from helpers.figures import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, Plot
 
 WIDTH_PX, HEIGHT_PX, DPI = 980, 700, 100
@@ -99,7 +100,7 @@ class Dashboard:
     def __init__(self, titled: bool = False) -> None:
         self.titled = titled
         self.figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI)
-        self.canvas = FigureCanvasAgg(self.figure)
+        self.canvas = LetteringCanvas(self.figure)
         self.page = self._axes((0, 0, 1, 1))
         self.page.set(xlim=(0, 1), ylim=(0, 1))
         self.page.set_axis_off()
@@ -124,8 +125,9 @@ class Dashboard:
         for axes, artist in self._moving:
             axes.draw_artist(artist)
         content = io.BytesIO()
-        pixels = np.asarray(self.canvas.buffer_rgba())[0 if self.titled else TITLE_PX :, :, :3]
-        Image.fromarray(pixels).save(content, "png", compress_level=1)
+        below_title = (0, 0 if self.titled else TITLE_PX, WIDTH_PX, HEIGHT_PX)
+        pixels = Image.frombuffer("RGBA", (WIDTH_PX, HEIGHT_PX), self.canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
+        pixels.crop(below_title).convert("RGB").save(content, "png", compress_level=1)
         return content.getvalue()
 
     def paint(self, view: View) -> None:
@@ -278,7 +280,7 @@ class Dashboard:
             x, line = 0.5 * (rank % 2), top - 0.225 - 0.073 * (rank // 2)
             self._bar(self.memory, x, line, 0.02, 0.045, colour)
             self._text(self.memory, x + 0.03, line, f"{name} {bytes_in_words(size)}", fontsize=SMALL - 1)
-        self._add(self.memory, Line2D([full, full], [y - 0.055, y + 0.055], color="black", linewidth=1.2))
+        self._add(self.memory, Line2D([full, full], [y - 0.045, y + 0.045], color="black", linewidth=1.2))
 
     def _paint_parts(self, view: View) -> None:
         parts = view.parts_of_a_pass_s

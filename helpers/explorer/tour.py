@@ -39,6 +39,7 @@ def compared(name: str, caption: str, views: Sequence[View], bench: Bench) -> Ta
         settings, predicted, run = one.state.settings, one.prediction, one.measured
         split, work = settings.split, settings.workload
         low, high = predicted.total_throughput_tok_s_bounds
+        least_gib, most_gib = predicted.peak_gpu_mem_gib_range
         achieved = {tier: share.achieved_percent for tier, share in one.weights.items()}
         measured_peak = run.peak_gpu_mem_gib if run else None
         fitted = run is not None and bench.was_calibrated_on(one.state.machine, run.settings)
@@ -54,6 +55,7 @@ def compared(name: str, caption: str, views: Sequence[View], bench: Bench) -> Ta
             "measured_tok_s_min": run.throughput_tok_s.low if run else None,
             "measured_tok_s_max": run.throughput_tok_s.high if run else None,
             "predicted_peak_gpu_mem_gib": predicted.peak_gpu_mem_gib,
+            "predicted_peak_gpu_mem_gib_low": least_gib, "predicted_peak_gpu_mem_gib_high": most_gib,
             "measured_peak_gpu_mem_gib": measured_peak,
             "kind": run.kind if run else None, "source": run.source if run else None, "calibrated_on": fitted,
         })
@@ -65,7 +67,7 @@ def compared(name: str, caption: str, views: Sequence[View], bench: Bench) -> Ta
                                    + (" does not fit" if one.why_not else ""),
             "Measured (token/s)": _measured(run),
             "Predicted is": NOT_KNOWN if run is None else f"{off_by(one)}{', calibrated on it' * fitted}",
-            "Peak GPU mem, predicted (GiB)": plain(predicted.peak_gpu_mem_gib),
+            "Peak GPU mem, predicted (GiB)": _within(predicted.peak_gpu_mem_gib, least_gib, most_gib),
             "Peak, measured (GiB)": NOT_KNOWN if measured_peak is None else plain(measured_peak),
             "Held back by": predicted.bottleneck,
             "Kind": f"predicted; {run.kind}" if run else "predicted",
@@ -83,6 +85,12 @@ def _run(one: View) -> str:
 
 def _shares(*shares: float) -> str:
     return " + ".join(f"{share:g} % {tier}" for share, tier in zip(shares, ("GPU", "CPU", "disk")) if share)
+
+
+def _within(value: float, low: float, high: float) -> str:
+    """A figure, and its range where that says more."""
+    ends = plain(low), plain(high)
+    return plain(value) + (f" ({ends[0]} to {ends[1]})" if ends[0] != ends[1] else "")
 
 
 def _measured(run: MeasuredRun | None) -> str:

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from helpers.analysis.values import plain, seconds
 from helpers.explorer.bench import EMULATED, Bench, MeasuredRun
+from helpers.explorer.split_map import SplitMap, split_map
 from helpers.explorer.state import State
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import host_memory, peak_gpu_memory, representative_split
-from helpers.models import OptModel
+from helpers.memory_model import host_memory, peak_gpu_memory
 from helpers.placement import GIB, TIERS, Tier, place
-from helpers.search import all_placements, fits
 from helpers.settings import RunSettings
-from helpers.time_model import Prediction, fastest_latencies, predict
+from helpers.time_model import Prediction, predict
 
 MIB = 2**20
 
@@ -50,19 +46,6 @@ class MemoryUse:
     @property
     def fits(self) -> bool:
         return self.most_bytes <= self.capacity_bytes
-
-
-@dataclass(frozen=True, eq=False)
-class SplitMap:
-    """Predicted token/s at every split of the weights, all else equal: arrays [GPU percent, CPU percent], NaN where
-    the two are over 100; `fits` says which fit the machine."""
-
-    tok_s: NDArray[np.float64]
-    fits: NDArray[np.bool_]
-
-    @property
-    def range_tok_s(self) -> tuple[float, float]:
-        return float(np.nanmin(self.tok_s)), float(np.nanmax(self.tok_s))
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,10 +154,12 @@ def _gpu_memory(settings: RunSettings, profile: MachineProfile) -> MemoryUse:
 @lru_cache(maxsize=1024)
 def _host_memory(settings: RunSettings, profile: MachineProfile) -> MemoryUse:
     memory, overhead = host_memory(settings), profile.host_overhead_gib * GIB
-    need = memory.total_bytes + overhead
+    capacity = profile.host_ram_gib * GIB
     parts = {name: float(size) for name, size in memory.parts.items()} | {"Python and torch": overhead}
-    return MemoryUse("RAM", need, need, {name: size for name, size in parts.items() if size},
-                     profile.host_ram_gib * GIB)
+    if settings.device == "emulated":  # pins nothing: its profile has the copy buffers' size on top of its RAM
+        capacity -= parts.pop("copy buffers")
+    need = sum(parts.values())
+    return MemoryUse("RAM", need, need, {name: size for name, size in parts.items() if size}, capacity)
 
 
 def _why_not(gpu: MemoryUse, host: MemoryUse, machine: str) -> str:
@@ -200,39 +185,6 @@ def _without_split(settings: RunSettings) -> RunSettings:
     """The same for all splits of the weights, and however often a run was repeated."""
     split = settings.split.model_copy(update={"weights_gpu": 0, "weights_cpu": 0})
     return settings.model_copy(update={"split": split, "repeats": 1})
-
-
-# ---- every split at once --------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def split_map(settings: RunSettings, profile: MachineProfile) -> SplitMap:
-    """Throughput and fit at all 5,151 splits of the weights: one prediction for each distinct placement."""
-    model, work = settings.opt_model, settings.workload
-    splits = all_placements(model)
-    sizes = np.full((len(splits), 1, 1), work.gpu_batch_size)
-    latencies_s = fastest_latencies(settings, profile, splits, sizes, (work.num_gpu_batches,))[:, 0, 0]
-    tok_s = work.generated_tokens / latencies_s
-    fitting = np.array([fits(_with_split(settings, *split), profile) for split in splits])
-    which = _placement_of_split(model)
-    there = which >= 0
-    return SplitMap(np.where(there, tok_s[which], np.nan), there & fitting[which])
-
-
-def _with_split(settings: RunSettings, gpu: int, cpu: int) -> RunSettings:
-    split = settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
-    return settings.model_copy(update={"split": split})
-
-
-@lru_cache
-def _placement_of_split(model: OptModel) -> NDArray[np.int64]:
-    """For each [GPU percent, CPU percent] the index of its placement in `all_placements`; -1 over 100."""
-    index = {split: i for i, split in enumerate(all_placements(model))}
-    which = np.full((101, 101), -1)
-    for gpu in range(101):
-        for cpu in range(101 - gpu):
-            which[gpu, cpu] = index[representative_split(model, gpu, cpu)]
-    return which
 
 
 def bytes_in_words(count: float) -> str:
