@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -48,8 +49,8 @@ def _check_text(arguments: Sequence[str]) -> None:
     """Raises Refused for a name in bytes that are no text: neither a table nor a report could hold it."""
     for argument in arguments:
         try:
-            argument.encode()
-        except UnicodeEncodeError:
+            os.fsencode(argument).decode("utf-8")  # the bytes as they were typed, whatever the locale made of them
+        except UnicodeDecodeError:
             raise Refused(f"{argument!a}: not UTF-8; choose another name") from None
 
 
