@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import platform
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -186,7 +185,7 @@ def _run_one(
         kind=KIND_OF_DEVICE[settings.device],
         status="failed" if failure else "done",
         settings=settings,
-        command=shlex.join(settings.flexgen_arguments()),
+        command=settings.flexgen_command,
         machine=where,
         versions=versions(),
         started_at=outcome.started_at,

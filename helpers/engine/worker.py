@@ -116,6 +116,8 @@ def _run(job: Job, pipe: Connection) -> None:
     settings = RunSettings.model_validate_json(job.settings_json)
     flex_opt = mends.import_flexgen()
     mends.mend()
+    # tqdm's own lock is a semaphore with a name, which a process that ends at once leaves behind.
+    flex_opt.tqdm.set_lock(threading.RLock())
     with ExitStack() as thread:
         copy_threads = _prepare_disk_tier_and_gpu(job, settings, flex_opt, thread)
         _benchmark(job, settings, flex_opt, copy_threads, pipe)
