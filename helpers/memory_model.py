@@ -393,7 +393,7 @@ class _CopyThreads:
     wakes up (seen with FlexGen's own threads in about one pass of seven), and one more keeps what it holds.
     """
 
-    SMALL = MIB
+    SMALL = MIB // 8  # above the largest vector of any OPT, and no larger than the smallest matrix
     OPENING = MIB // 4  # a copy's fixed time, in bytes of reading
 
     def __init__(self, race: bool) -> None:
@@ -534,6 +534,11 @@ class _Schedule:
         shape = CacheShape(self.model, self.work.gpu_batch_size, a_pass.tokens, self.settings.compress_cache)
         return shape.buffers * 2
 
+    def large_blocks_of_batch(self, a_pass: _Pass) -> int:
+        """Large blocks among what of a micro-batch comes from elsewhere: its cache, and its activations."""
+        hidden = () if self.settings.split.activations_gpu else (self.hidden_bytes(a_pass),)
+        return sum(block_bytes(size) > LARGE_BLOCK for size in (*self.loaded_cache(a_pass), *hidden))
+
     def around(self, number: int, a_pass: _Pass, j: int) -> tuple[dict[str, int], set]:
         """Bytes alive by part while layer j's computation begins, and the owners of those that copy threads moved."""
         layer, several = self.layers[j], self.work.num_gpu_batches > 1
@@ -617,6 +622,7 @@ def peak_gpu_memory(settings: RunSettings, cublas_workspace_bytes: int) -> PeakG
             following = schedule.following(number, a_pass, j)
             rests = LARGE_BLOCK * (
                 computed.large_blocks + layer.large_blocks + (following[1].large_blocks if following else 0)
+                + schedule.large_blocks_of_batch(a_pass)
             )
             entering = {} if layer.kind == "input_embed" else {"activations": schedule.hidden_bytes(a_pass)}
             # A step's buffers are allocated in every pass, so that the worst order of the copy threads is met;
@@ -656,7 +662,7 @@ def copy_buffer_elements(settings: RunSettings) -> int:
                 if tensor.tier == "disk":
                     elements += _elements(buffers(tensor), tensor.compressed)
     _, on_cpu, on_disk = cache_segments(settings)
-    if on_cpu or on_disk:
+    if on_cpu or on_disk or settings.cpu_cache_compute:  # its workspace on the CPU takes the cache from the GPU too
         positions = max(work.prompt_len + work.gen_len - 1, WARMUP_PROMPT_LEN)
         cache = CacheShape(model, work.gpu_batch_size, positions, settings.compress_cache)
         elements += _elements(cache.buffers, cache.compressed)
@@ -672,7 +678,9 @@ def _elements(buffers_: tuple[int, ...], compressed: bool) -> list[int]:
 
 
 def copy_buffer_bytes(settings: RunSettings) -> int:
-    """Pinned bytes of one copy thread's buffer."""
+    """Pinned bytes of one copy thread's buffer; none on the emulated GPU, which asks for it and hardly touches it."""
+    if settings.device == "emulated":
+        return 0
     if settings.copy_buffer == "fit":
         return pinned_block_bytes(FP16_BYTES * max(copy_buffer_elements(settings), 1))
     return COPY_BUFFER_BYTES

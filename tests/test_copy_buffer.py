@@ -26,6 +26,7 @@ LONG_CACHE = Workload(gpu_batch_size=10, num_gpu_batches=1, prompt_len=112, gen_
     ("100 0 0 0 100 0", LONG_CACHE, {"compress_cache": True}),
     ("100 0 20 30 100 0", LONG_CACHE, {}),
     ("100 0 0 100 100 0", LONG_CACHE, {"cpu_cache_compute": True}),
+    ("100 0 100 0 100 0", LONG_CACHE, {"cpu_cache_compute": True}),
     ("100 0 0 0 100 0", SHORT, {"attn_sparsity": 0.5}),
     ("100 0 0 0 0 100", Workload(gpu_batch_size=2, num_gpu_batches=2, prompt_len=8, gen_len=2), {}),
 ])

@@ -14,9 +14,7 @@ from helpers.errors import Refused
 from helpers.explorer.state import State
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import PROFILES, T4_COLAB, MachineProfile
-from helpers.memory_model import COPY_BUFFER_BYTES, COPY_THREADS
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
-from helpers.placement import GIB
 from helpers.results import Log, Machine, RunRecord
 from helpers.settings import OffloadSplit, RunSettings
 from helpers.tables import REFERENCE
@@ -173,8 +171,6 @@ def emulated_profile(where: Machine) -> MachineProfile:
     """The machine that the emulated GPU plays, as the time model takes it: its links as they are paced, and a CPU
     core in the place of the GPU."""
     paced = f"the emulation's own pace ({EMULATED_T4.name})"
-    # FlexGen's copy buffers are asked for and hardly touched where nothing is pinned: they take no RAM.
-    untouched_gib = COPY_THREADS * COPY_BUFFER_BYTES / GIB
     numbers = {
         "gpu_mem_gib": (EMULATED_T4.gpu_mem_gib, "the emulation's own limit"),
         "gpu_overhead_gib": (0.0, "there is no CUDA context"),
@@ -182,19 +178,23 @@ def emulated_profile(where: Machine) -> MachineProfile:
         "gpu_fp16_tflop_s": (0.02, _TWO_CORES),
         "dequantize_gb_s": (0.55, _TWO_CORES),
         "layer_overhead_us": (790.0, _TWO_CORES),
-        "kernel_loading_s": (0.0, "there are no kernels to load"),
+        "prefill_kernel_loading_s": (0.0, "there are no kernels to load"),
+        "decode_kernel_loading_s": (0.0, "there are no kernels to load"),
         "h2d_gb_s": (EMULATED_T4.host_link_gb_s, paced),
         "d2h_gb_s": (EMULATED_T4.host_link_gb_s, paced),
         "cache_store_gb_s": (EMULATED_T4.host_link_gb_s, paced),
+        "cache_overhead_us": (0.0, "within layer_overhead_us"),
         "host_copy_gb_s": (4.0, _TWO_CORES),
+        "page_cache_gb_s": (4.0, _TWO_CORES),
+        "file_overhead_us": (0.0, "within page_cache_gb_s"),
         "cpu_attention_gb_s": (0.5, _TWO_CORES),
         "relay_gb_s": (1.0, _TWO_CORES),
         "disk_gb_s": (EMULATED_T4.disk_gb_s, paced),
         "disk_write_gb_s": (EMULATED_T4.disk_gb_s, paced),
-        "host_ram_gib": (where.ram_gib + untouched_gib, "this machine's, and FlexGen's copy buffers, hardly touched"),
+        "host_ram_gib": (where.ram_gib, "this machine's"),
         "host_overhead_gib": (0.5, "a process with torch, without CUDA"),
         # The page cache of the emulated disk is none: its pace is kept whatever the machine's own holds.
-        "mapped_files_gib": (where.ram_gib + untouched_gib, "the emulated disk keeps its pace: no page cache"),
+        "mapped_files_gib": (where.ram_gib, "the emulated disk keeps its pace: no page cache"),
         "cublas_workspace_mib": (0.0, "there is no cuBLAS"),
     }
     return MachineProfile(

@@ -156,8 +156,6 @@ def _host_memory(settings: RunSettings, profile: MachineProfile) -> MemoryUse:
     memory, overhead = host_memory(settings), profile.host_overhead_gib * GIB
     capacity = profile.host_ram_gib * GIB
     parts = {name: float(size) for name, size in memory.parts.items()} | {"Python and torch": overhead}
-    if settings.device == "emulated":  # pins nothing: its profile has the copy buffers' size on top of its RAM
-        capacity -= parts.pop("copy buffers")
     need = sum(parts.values())
     return MemoryUse("RAM", need, need, {name: size for name, size in parts.items() if size}, capacity)
 
