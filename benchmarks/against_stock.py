@@ -84,6 +84,8 @@ def read_stock(printed: str) -> dict[str, Any]:
 
     return {
         "throughput_tok_s": figure(r"total throughput: ([\d.]+) token/s"),
+        "prefill_latency_s": figure(r"prefill latency: ([\d.]+) s"),
+        "decode_latency_s": figure(r"decode latency: ([\d.]+) s"),
         "peak_gpu_mem_gib": figure(r"TorchDevice: cuda:0\s+cur_mem: [\d.]+ GB,\s+peak_mem: ([\d.]+) GB"),
         "tokens": [[int(word) for word in line.split()] for line in re.findall(r"^\d+: ([\d ]+)$", printed, re.M)],
     }
@@ -105,6 +107,8 @@ def figures_of(record: RunRecord) -> dict[str, Any]:
         "throughput_tok_s": record.total_throughput_tok_s,
         "peak_gpu_mem_gib": record.peak_gpu_mem_gib,
         "tokens": [list(tokens[0]), list(tokens[-1])] if tokens else [],
+        "prefill_latency_s": record.prefill_latency_s,
+        "decode_latency_s": record.decode_latency_s,
         "total_latency_s": record.total_latency_s,
         "bytes_from_disk": record.bytes_from_disk,
         "bytes_expected_from_disk": record.bytes_expected_from_disk,

@@ -13,28 +13,36 @@ from helpers.machine_profiles import MachineProfile
 from helpers.models import PROBE_MODEL
 from helpers.results import RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.time_model import Measured, with_rate_of
+from helpers.time_model import Loads, Measured, latencies, loads, with_page_cache_of, with_rate_of, with_seconds
 
-_ON_GPU, _ON_DISK = "100 0 100 0 100 0", "0 0 100 0 100 0"
+_ON_GPU, _ON_CPU, _ON_DISK = "100 0 100 0 100 0", "0 100 100 0 100 0", "0 0 100 0 100 0"
+_CACHE_ON_CPU = "100 0 0 100 100 0"
 
 
 def probes() -> dict[str, RunSettings]:
     """The runs by the rate that each shows, in an order in which each needs only the rates before it.
 
-    A few wide layers: what a pass takes is that rate, and a pass is short.
+    A few wide layers: what a pass takes is that rate, and a pass is short. Processes on one machine differ, those
+    that are bound by launches most, so that there are several of each. Reads are timed layer by layer (breakdown):
+    attention's four small matrices and the MLP's two large ones tell a file's overhead from the rate.
     """
-    def probe(percent: str, gen_len: int = 8, **options) -> RunSettings:
+    def probe(percent: str, gen_len: int = 8, batch: int = 4, **options) -> RunSettings:
         return RunSettings(
-            model=PROBE_MODEL.name, split=OffloadSplit.parse(percent), device="cuda", **{"repeats": 1, **options},
-            workload=Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=32, gen_len=gen_len),
+            model=PROBE_MODEL.name, split=OffloadSplit.parse(percent), device="cuda", copy_buffer="fit",
+            workload=Workload(gpu_batch_size=batch, num_gpu_batches=1, prompt_len=128, gen_len=gen_len),
+            **{"repeats": 2, **options},
         )
 
     return {
-        "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=2),  # every prediction has its overhead in it
-        "dequantize_gb_s": probe(_ON_GPU, compress_weight=True, repeats=2),
-        "host_copy_gb_s": probe(_ON_DISK),
-        "relay_gb_s": probe(_ON_DISK, compress_weight=True),
-        "disk_gb_s": probe(_ON_DISK, gen_len=4, page_cache="cold"),
+        "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=3),  # every prediction has its overhead in it
+        "dequantize_gb_s": probe(_ON_GPU, compress_weight=True, repeats=3),
+        "h2d_gb_s": probe(_ON_CPU, gen_len=16),
+        "host_copy_gb_s": probe(_ON_CPU, pin_weight=False),
+        "cache_overhead_us": probe(_CACHE_ON_CPU, gen_len=16, batch=16),
+        "cpu_attention_gb_s": probe(_CACHE_ON_CPU, gen_len=16, batch=16, cpu_cache_compute=True),
+        "page_cache_gb_s": probe(_ON_DISK, debug_mode="breakdown"),
+        "relay_gb_s": probe(_ON_DISK, debug_mode="breakdown", compress_weight=True),
+        "disk_gb_s": probe(_ON_DISK, debug_mode="breakdown", page_cache="cold"),
     }
 
 
@@ -44,8 +52,7 @@ def calibrate(
     offload_root: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> MachineProfile:
-    """The profile of this machine: ceilings for links and GPU, a FlexGen run each for overhead, dequantisation, reads
-    out of the page cache, their relay in 4 bits, and cold reads.
+    """The profile of this machine: its ceilings, and for what they do not show a short FlexGen run each.
 
     A rate that its run does not show stays as the ceilings have it, which is said. Raises Refused without a GPU.
     """
@@ -55,31 +62,63 @@ def calibrate(
         if record.failure:
             say(f"{field}: not calibrated, its run failed ({record.failure.kind}: {record.failure.message})")
             continue
-        if field == "layer_overhead_us":
-            profile = _with(profile, "kernel_loading_s", _kernel_loading_s(record), record)
         try:
-            point = Measured(record.settings, record.total_throughput_tok_s)
-            profile = _with(profile, field, getattr(with_rate_of(profile, field, point), field), record)
+            profile = with_probe(profile, field, record)
         except Refused as error:
             say(f"{field}: not calibrated, left at {getattr(profile, field):g} ({error})")
     return profile
 
 
-def _kernel_loading_s(record: RunRecord) -> float:
-    """What the prefill and the first decode pass took beyond a usual pass: median of the repeats.
+def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> MachineProfile:
+    """The profile with what a probe's record shows. Raises Refused if it does not show it."""
+    settings = record.settings
+    found = profile
+    if field == "layer_overhead_us":
+        found = found.model_copy(update=_kernel_loading_s(record))
+    if field == "cache_overhead_us":  # storing the prompt's keys and values is most of its prefill
+        prefill_s = statistics.median(repeat.pass_latencies_s[0] for repeat in record.repeats)
+        found = with_seconds(
+            found, "cache_store_gb_s", lambda tried: float(latencies(settings, tried)[0][0]), prefill_s, "a prefill"
+        )
+    if field == "page_cache_gb_s":
+        found = with_page_cache_of(found, settings, _loads(record))
+    elif settings.debug_mode:
+        block_s = _loads(record).block_s
+        found = with_seconds(found, field, lambda tried: loads(settings, tried).block_s, block_s, "a block's loads")
+    else:
+        found = with_rate_of(found, field, Measured(settings, record.total_throughput_tok_s))
+    changed = [name for name in machine_profiles.numbers() if getattr(found, name) != getattr(profile, name)]
+    return found.model_copy(update={"sources": found.sources | dict.fromkeys([field, *changed], _source(record))})
+
+
+def _loads(record: RunRecord) -> Loads:
+    """Median of each kind of layer, over all passes and repeats: FlexGen's timers go through the layers in turn."""
+    layers = record.settings.opt_model.layers
+    by_kind: dict[str, list[float]] = {}
+    for repeat in record.repeats:
+        for number, seconds in enumerate(repeat.timers_s["load_weight"]):
+            by_kind.setdefault(layers[number % len(layers)].kind, []).append(seconds)
+    return Loads(statistics.median(by_kind["attention"]), statistics.median(by_kind["mlp"]))
+
+
+def _kernel_loading_s(record: RunRecord) -> dict[str, float]:
+    """What the prefill and the first decode pass took beyond a usual pass: medians of the repeats.
 
     The probe's passes are as long as their launches, whatever the tokens, so that its prefill is a usual pass too.
     """
     beyond = []
     for repeat in record.repeats:
-        prefill, first, *others = repeat.pass_latencies_s
-        usual = statistics.median(others)
-        beyond.append(max(0.0, prefill - usual) + max(0.0, first - usual))
-    return statistics.median(beyond)
+        *first_two, usual = *repeat.pass_latencies_s[:2], statistics.median(repeat.pass_latencies_s[2:])
+        beyond.append([max(0.0, taken - usual) for taken in first_two])
+    prefill, decode = map(statistics.median, zip(*beyond))
+    return {"prefill_kernel_loading_s": prefill, "decode_kernel_loading_s": decode}
 
 
-def _with(profile: MachineProfile, field: str, value: float, record: RunRecord) -> MachineProfile:
+def _source(record: RunRecord) -> str:
     settings = record.settings
-    run = f"--percent {settings.split}{' --compress-weight' if settings.compress_weight else ''}"
-    source = f"measured on this machine: {PROBE_MODEL.name} {run}, page cache {settings.page_cache}"
-    return profile.model_copy(update={field: value, "sources": profile.sources | {field: source}})
+    flags = [flag for flag, is_set in (
+        ("--compress-weight", settings.compress_weight), ("--pin-weight 0", not settings.pin_weight),
+        ("--cpu-cache-compute", settings.cpu_cache_compute),
+    ) if is_set]
+    run = " ".join([PROBE_MODEL.name, f"--percent {settings.split}", *flags])
+    return f"measured on this machine: {run}, page cache {settings.page_cache}"

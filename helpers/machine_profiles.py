@@ -40,13 +40,17 @@ class MachineProfile(Frozen):
     gpu_fp16_tflop_s: Rate
     dequantize_gb_s: Rate  # fp16 bytes of 4-bit weights, decompressed on the GPU
     layer_overhead_us: Rate  # of Python, launches and a sync: a layer and micro-batch
-    kernel_loading_s: Amount  # once a process: CUDA loads decode's kernels in its first pass, inside the measured time
+    prefill_kernel_loading_s: Amount  # once a process CUDA loads a phase's kernels, inside the measured time
+    decode_kernel_loading_s: Amount  # in its first pass
     h2d_gb_s: Rate  # from pinned memory
     d2h_gb_s: Rate  # to pinned memory
     cache_store_gb_s: Rate  # new keys and values, through the copy threads to memory that is not pinned
-    host_copy_gb_s: Rate  # within host memory, and out of the page cache
+    cache_overhead_us: Amount  # a layer's keys and values of a micro-batch fetched from host memory, beside their bytes
+    host_copy_gb_s: Rate  # within host memory, to where it is pinned
+    page_cache_gb_s: Rate  # by the copy threads, out of the page cache
+    file_overhead_us: Amount  # a matrix's file opened, mapped and handed over, beside its bytes; and once a layer
     cpu_attention_gb_s: Rate  # fp16 bytes of keys and values attended to on the CPU, by large batches
-    relay_gb_s: Rate  # stored bytes of 4-bit weights, converted by the copy threads on their way from the disk
+    relay_gb_s: Rate  # stored bytes of 4-bit weights, converted by a copy thread on their way from the disk
     disk_gb_s: Rate
     disk_write_gb_s: Rate
     host_ram_gib: Rate
@@ -128,6 +132,7 @@ def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
         "h2d_gb_s": ceilings.host_to_device_gb_s,
         "d2h_gb_s": ceilings.device_to_host_gb_s,
         "host_copy_gb_s": ceilings.page_cache_read_gb_s,
+        "page_cache_gb_s": ceilings.page_cache_read_gb_s,
         "disk_gb_s": ceilings.disk_read_gb_s,
     }
     for field, value in measured.items():
@@ -157,6 +162,7 @@ def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
 
 _COST_MODEL = "FlexGen's own cost model, fitted by its authors on a T4 of Google Cloud (experimental/cost_model.py)"
 _PAPER = "FlexGen paper (Sheng et al., ICML 2023), section Experiments"
+_PAGE_CACHE = "2.84 GB a pass out of the page cache of an H200 machine in 0.32 s, not on this machine"
 _TWO_EPYC_CORES = "measured with torch on two EPYC cores, not on this machine"
 
 T4_GCP_CPUS = 32  # of a Google Cloud machine of the N1 series with 208 GB
@@ -170,11 +176,15 @@ _T4_GCP = {
     "dequantize_gb_s": (18.75, "the same GPU's in t4-colab"),
     "layer_overhead_us": (250.0, "10 operators a layer (counted) at 25 us, the upper end of what torch's eager mode "
                                  "takes for one (jiahuanglin.xyz, From PyTorch op to kernel launch)"),
-    "kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
+    "prefill_kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
+    "decode_kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
     "h2d_gb_s": (13.84, f"{_COST_MODEL}: ctog_bdw, 12.89 GiB/s"),
     "d2h_gb_s": (5.18, f"{_COST_MODEL}: gtoc_bdw_hidden, 4.82 GiB/s"),
     "cache_store_gb_s": (1.04, f"{_COST_MODEL}: gtoc_bdw_cache, 0.97 GiB/s"),
-    "host_copy_gb_s": (8.8, "2.84 GB a pass out of the page cache of an H200 machine in 0.32 s, not on this machine"),
+    "cache_overhead_us": (0.0, "not known, and little beside these runs' large batches"),
+    "host_copy_gb_s": (8.8, _PAGE_CACHE),
+    "page_cache_gb_s": (8.8, _PAGE_CACHE),
+    "file_overhead_us": (0.0, "within page_cache_gb_s and disk_gb_s, which are of whole passes"),
     "cpu_attention_gb_s": (12.3, f"{_COST_MODEL}: cpu_flops, one a byte of the fp16 cache"),
     "relay_gb_s": (1.4, f"uint8 to fp16 and back: {_TWO_EPYC_CORES}"),
     "disk_gb_s": (2.0, f"{_PAPER}: about 2 GB/s reading"),
@@ -189,7 +199,8 @@ _Q1 = "calibrated on the hand-in's --percent"
 _T4_COLAB = _T4_GCP | {
     "dequantize_gb_s": (18.75, f"{_Q1} 100 0 100 0 100 0 --compress-weight: 24.107 token/s"),
     "layer_overhead_us": (1199.1, f"{_Q1} 100 0 100 0 100 0: 65.771 token/s"),
-    "kernel_loading_s": (0.0, "within layer_overhead_us, which is calibrated on a whole run"),
+    "prefill_kernel_loading_s": (0.0, "within layer_overhead_us, which is calibrated on a whole run"),
+    "decode_kernel_loading_s": (0.0, "within layer_overhead_us, which is calibrated on a whole run"),
     "h2d_gb_s": (10.225, f"{_Q1} 50 50 100 0 100 0: 28.908 token/s"),
     "disk_gb_s": (0.2584, f"{_Q1} 0 0 100 0 100 0: 0.357 token/s (its disk's counter: 252,500 KiB/s at most)"),
     "disk_write_gb_s": (0.2584, "not measured: as it reads"),

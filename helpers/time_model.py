@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from helpers.memory_model import (
     representative_split,
 )
 from helpers.models import FP16_BYTES, OptModel
-from helpers.placement import place
+from helpers.placement import PlacedTensor, place
 from helpers.settings import RunSettings
 
 # What a pass is made of: the machine's parts, each with the field of the profile that says how fast it is.
@@ -37,7 +38,10 @@ TERMS = {
     "device to host": "d2h_gb_s",
     "cache store": "cache_store_gb_s",
     "host copy": "host_copy_gb_s",
+    "cache moves": "cache_overhead_us",
     "CPU attention": "cpu_attention_gb_s",
+    "tensor files": "file_overhead_us",
+    "page cache": "page_cache_gb_s",
     "relay": "relay_gb_s",
     "disk": "disk_gb_s",
     "disk write": "disk_write_gb_s",
@@ -87,7 +91,8 @@ class _LayerWork:
     dequantized_bytes: float  # fp16
     cpu_bytes: float
     disk_bytes: float
-    relayed_bytes: float  # of the disk's, those of 4-bit weights
+    disk_steps: float  # what is waited for, beside bytes: each matrix's files, and the layer
+    relayed_bytes: float  # of the disk's, those of 4-bit weights: the most that one copy thread has of them
 
     @classmethod
     def side_by_side(cls, layers: Sequence[_LayerWork]) -> _LayerWork:
@@ -114,12 +119,28 @@ def _layers(model: OptModel, weights_gpu: int, weights_cpu: int, compress: bool)
             dequantized_bytes=float(sum(decompressed_bytes(t) for t in matrices if t.compressed)),
             cpu_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "cpu")),
             disk_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "disk")),
-            relayed_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "disk" and t.compressed)),
+            disk_steps=_disk_steps([t for t in tensors if t.tier == "disk"]),
+            relayed_bytes=_most_of_a_thread([t.stored_bytes for t in tensors if t.tier == "disk" and t.compressed]),
         ))
     return tuple(work)
 
 
+def _disk_steps(tensors: Sequence[PlacedTensor]) -> float:
+    """Each matrix's files (4-bit values and their scales are two) and once the layer; vectors take next to nothing."""
+    return float(bool(tensors) + sum(1 + t.compressed for t in tensors if len(t.shape) > 1))
+
+
+def _most_of_a_thread(tensors_bytes: Sequence[int]) -> float:
+    """What the busiest copy thread has to do: a tensor is one thread's."""
+    return max(float(max(tensors_bytes, default=0)), sum(tensors_bytes) / COPY_THREADS)
+
+
 Terms = dict[str, Seconds]  # by name of TERMS
+Work = tuple[Seconds, Seconds, Terms]  # of the main thread, which launches kernels too; of all; the terms
+
+
+def _work(seconds: Seconds, terms: Terms, main_thread: Seconds | float = 0.0) -> Work:
+    return main_thread + 0.0 * seconds, seconds, terms
 
 
 class _Run:
@@ -143,6 +164,7 @@ class _Run:
         stored = CacheShape(self.model, 1, 1, settings.compress_cache)
         self.kv_stored_bytes = 2.0 * sum(stored.buffers)
         self.kv_fp16_bytes = 2.0 * FP16_BYTES * self.model.hidden_size
+        self.cache_steps = (1.0 + 2.0 * len(stored.buffers)) * bool(self.on_disk)  # keys and values
         self.cached = self._page_cache_serves_disk(splits, batch_sizes, batch_counts)
 
     def _page_cache_serves_disk(
@@ -175,7 +197,7 @@ class _Run:
 
     # --- what a step does; every value in seconds -----------------------------------------------------------
 
-    def compute(self, layer: _LayerWork, tokens: int, context: Seconds, prefill: bool) -> tuple[Seconds, Terms]:
+    def compute(self, layer: _LayerWork, tokens: int, context: Seconds, prefill: bool) -> Work:
         """One micro-batch through one layer: its seconds, and the terms they are made of."""
         p, settings, h = self.profile, self.settings, self.model.hidden_size
         flop = layer.flop_per_token * self.batch * tokens
@@ -216,9 +238,10 @@ class _Run:
             np.maximum(terms["GPU compute"], terms["GPU memory"]) + terms["dequantisation"]
             + terms["device to host"] + terms["host to device"]
         )
-        return np.maximum(terms["launch overhead"], on_the_gpu) + terms["CPU attention"], terms
+        seconds = np.maximum(terms["launch overhead"], on_the_gpu) + terms["CPU attention"]
+        return _work(seconds, terms, terms["launch overhead"])
 
-    def load_weights(self, layer: _LayerWork) -> tuple[Seconds, Terms]:
+    def load_weights(self, layer: _LayerWork) -> Work:
         """Bringing a layer's weights to the GPU, once for all micro-batches.
 
         The copy threads read a tensor, then move it: four at a time from one disk, they end up together and
@@ -226,9 +249,9 @@ class _Run:
         """
         from_cpu = layer.cpu_bytes / (self.profile.h2d_gb_s * G)
         by_host = 0.0 if self.settings.pin_weight else layer.cpu_bytes / (self.profile.host_copy_gb_s * G)
-        return self._load(layer.disk_bytes, layer.relayed_bytes, from_cpu, by_host, to_gpu=True)
+        return self._load(layer.disk_bytes, layer.disk_steps, layer.relayed_bytes, from_cpu, by_host, to_gpu=True)
 
-    def load_cache(self, context: Seconds) -> tuple[Seconds, Terms]:
+    def load_cache(self, context: Seconds) -> Work:
         """Bringing one micro-batch's keys and values of one layer to where attention is computed."""
         settings, p = self.settings, self.profile
         share = (1 + settings.attn_sparsity) / 2  # of the values only the most attended
@@ -237,33 +260,41 @@ class _Run:
         # What lives on the CPU and is attended to there is within the rate of CPU attention.
         from_cpu = self.on_cpu * bytes_ / (p.h2d_gb_s * G) if to_gpu else 0.0 * bytes_
         by_host = self.on_cpu * bytes_ / (p.host_copy_gb_s * G) if to_gpu else 0.0
-        relayed = self.on_disk * bytes_ if settings.compress_cache and to_gpu else 0.0
-        return self._load(self.on_disk * bytes_, relayed, from_cpu, by_host, to_gpu)
+        moved = p.cache_overhead_us / 1e6 * bool(self.on_cpu and to_gpu)
+        # Keys and values are a copy thread's each.
+        relayed = self.on_disk * bytes_ / 2 if settings.compress_cache and to_gpu else 0.0
+        return self._load(self.on_disk * bytes_, self.cache_steps, relayed, from_cpu, by_host, to_gpu, moved)
 
-    def _load(self, disk_bytes, relayed_bytes, from_cpu, by_host, to_gpu: bool) -> tuple[Seconds, Terms]:
+    def _load(
+        self, disk_bytes, disk_steps, relayed_bytes, from_cpu, by_host, to_gpu: bool, moved: float = 0.0
+    ) -> Work:
         p = self.profile
+        opened = disk_steps * p.file_overhead_us / 1e6
         disk = np.where(self.cached, 0.0, disk_bytes / (p.disk_gb_s * G))
-        from_page_cache = np.where(self.cached, disk_bytes / (p.host_copy_gb_s * G), 0.0)
+        from_page_cache = np.where(self.cached, disk_bytes / (p.page_cache_gb_s * G), 0.0)
         relay = relayed_bytes / (p.relay_gb_s * G) + 0.0 * disk
         after_disk = disk_bytes / (p.h2d_gb_s * G) if to_gpu else 0.0 * disk
         terms = {
-            "disk": disk, "host copy": from_page_cache + by_host, "relay": relay,
+            "disk": disk, "page cache": from_page_cache, "relay": relay,
+            "tensor files": opened + 0.0 * disk, "host copy": by_host + 0.0 * disk, "cache moves": moved + 0.0 * disk,
             "host to device": from_cpu + after_disk + 0.0 * disk,
         }
-        read = np.maximum(np.maximum(disk, from_page_cache), relay)
-        return by_host + np.maximum(read, from_cpu) + after_disk, terms
+        read = opened + np.maximum(np.maximum(disk, from_page_cache), relay)
+        return _work(np.maximum(read, from_cpu) + after_disk, terms, by_host + moved)
 
-    def store_cache(self, tokens: int) -> tuple[Seconds, Terms]:
+    def store_cache(self, tokens: int) -> Work:
         """Taking one micro-batch's new keys and values of one layer to their home."""
         p = self.profile
         bytes_ = self.kv_stored_bytes * self.batch * tokens
         through_threads = self.on_disk + (self.on_cpu if tokens > 1 else 0.0)
         terms = {
+            "tensor files": self.cache_steps * p.file_overhead_us / 1e6 + 0.0 * bytes_,
             "cache store": through_threads * bytes_ / (p.cache_store_gb_s * G),
             "disk write": self.on_disk * bytes_ / (p.disk_write_gb_s * G),
             "device to host": (self.on_cpu if tokens == 1 else 0.0) * bytes_ / (p.d2h_gb_s * G),
         }
-        return np.maximum(terms["cache store"], terms["disk write"]) + terms["device to host"], terms
+        seconds = np.maximum(terms["cache store"], terms["disk write"]) + terms["tensor files"]
+        return _work(seconds + terms["device to host"], terms)
 
     # --- the schedule ------------------------------------------------------------------------------------------
 
@@ -279,7 +310,7 @@ class _Run:
             (self.mlp, self.attention, blocks - 1), (self.mlp, self.output_embed, 1),
             (self.output_embed, self.input_embed, 1),
         ):
-            seconds, made_of = self.layer(
+            _, seconds, made_of = self.layer(
                 self.compute(layer, tokens, context, prefill), layer, following, load_cache, store
             )
             total += times * seconds
@@ -291,14 +322,14 @@ class _Run:
                            load_cache, store)
                 for following in (self.input_embed, None)
             )
-            total[..., -1:] += (alone[0] - ahead[0] + 0.0 * total)[..., -1:]
-            for name in ahead[1]:
-                terms[name][..., -1:] += (alone[1].get(name, 0.0) - ahead[1][name] + 0.0 * total)[..., -1:]
+            total[..., -1:] += (alone[1] - ahead[1] + 0.0 * total)[..., -1:]
+            for name in ahead[2]:
+                terms[name][..., -1:] += (alone[2].get(name, 0.0) - ahead[2][name] + 0.0 * total)[..., -1:]
         return total, terms
 
     def layer(self, computed, layer: _LayerWork, following: _LayerWork | None, load_cache, store):
         """Seconds and terms of all micro-batches through one layer, with what moves beside it."""
-        nothing: tuple[Seconds, Terms] = (np.zeros(1), {})
+        nothing: Work = (np.zeros(1), np.zeros(1), {})
         n = self.batches
         weights = self.load_weights(following if self.overlap else layer) if following or not self.overlap else nothing
         load_cache = load_cache or nothing
@@ -306,8 +337,9 @@ class _Run:
         before_attention = following is not None and following.kind == "attention"
         if not self.overlap:
             moves = (load_cache, store) if attention else ()
-            seconds = weights[0] + n * sum((move[0] for move in moves), computed[0])
-            return seconds, _sum_terms((weights, 1), (computed, n), *((move, n) for move in moves))
+            a_batch = sum((main + beside for main, beside, _ in moves), computed[1])
+            seconds = weights[0] + weights[1] + n * a_batch
+            return _work(seconds, _sum_terms((weights, 1), (computed, n), *((move, n) for move in moves)))
 
         # A step a micro-batch, with one wait at its end: the first brings the next layer's weights; at attention
         # each brings the next one's cache and stores the last one's; the last before attention brings its first.
@@ -317,24 +349,26 @@ class _Run:
         middle = _beside(computed, (load_cache, attention), (store, attention))
         last = _beside(computed, (load_cache, before_attention), (store, attention))
         steps = ((first, 1.0), (middle, np.maximum(n - 2, 0)), (last, np.minimum(n - 1, 1)))
-        return sum(step[0] * times for step, times in steps), _sum_terms(*steps)
+        return _work(sum(step[1] * times for step, times in steps), _sum_terms(*steps))
 
 
-def _beside(computed: tuple[Seconds, Terms], *moves) -> tuple[Seconds, Terms]:
+def _beside(computed: Work, *moves: tuple[Work, Any]) -> Work:
     """A computation with moves beside it, each taken or not: as long as the longest of them, and as what each
-    part of the machine has to do for all of them."""
+    part of the machine has to do for all of them. The main thread's part of a move comes before the computation.
+    The copy threads open files in Python, as kernels are launched: one of them at a time (the interpreter's lock)."""
     terms = _sum_terms((computed, 1.0), *((move, taken) for move, taken in moves))
-    seconds = computed[0]
+    seconds = computed[1] + sum(move[0] * taken for move, taken in moves)
     for move, taken in moves:
-        seconds = np.maximum(seconds, move[0] * taken)
+        launches = computed[0] * (move[2].get("tensor files", 0.0) > 0.0)
+        seconds = np.maximum(seconds, (launches + move[0] + move[1]) * taken)
     for part in terms.values():
         seconds = np.maximum(seconds, part)
-    return seconds, terms
+    return _work(seconds, terms)
 
 
 def _sum_terms(*parts) -> Terms:
     total: Terms = {}
-    for (_, terms), times in parts:
+    for (*_, terms), times in parts:
         for name, seconds in terms.items():
             total[name] = total[name] + seconds * times if name in total else seconds * times
     return total
@@ -357,9 +391,7 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
     taken from its second ten, an attention and an MLP in turn, in the first decode pass.
     """
     work = settings.workload
-    run = _Run(
-        settings, profile, (_representative(settings),), np.array([[[work.gpu_batch_size]]]), (work.num_gpu_batches,)
-    )
+    run = _single(settings, profile)
     prefill, prefill_terms = run.passes(work.prompt_len, np.array([float(work.prompt_len)]), True, work.gen_len == 1)
     if settings.debug_mode:
         first = np.array([work.prompt_len + 1.0])
@@ -370,7 +402,7 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
         ]
         half = len(run.model.layers) / 2
         repeated = np.ones(work.gen_len - 1)
-        decode = half * (steps[0][0] + steps[1][0]) * repeated
+        decode = half * (steps[0][1] + steps[1][1]) * repeated
         decode_terms = {name: part * repeated for name, part in _sum_terms(*((step, half) for step in steps)).items()}
     else:
         decode, decode_terms = run.passes(1, work.prompt_len + np.arange(1.0, work.gen_len), False, True)
@@ -380,9 +412,15 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
     seconds = np.append(prefill.ravel(), decode.ravel())
     loading = np.zeros_like(seconds)
     if not settings.debug_mode:
-        loading[1:2] = profile.kernel_loading_s
+        loading[:2] = (profile.prefill_kernel_loading_s, profile.decode_kernel_loading_s)[:loading.size]
     terms[KERNEL_LOADING] = loading
     return seconds + loading, terms, bool(run.cached.all())
+
+
+def _single(settings: RunSettings, profile: MachineProfile) -> _Run:
+    work = settings.workload
+    sizes = np.array([[[work.gpu_batch_size]]])
+    return _Run(settings, profile, (_representative(settings),), sizes, (work.num_gpu_batches,))
 
 
 def fastest_latencies(
@@ -480,24 +518,69 @@ def calibrate(profile: MachineProfile, points: Sequence[Measured]) -> MachinePro
 
 
 def with_rate_of(profile: MachineProfile, field: str, point: Measured) -> MachineProfile:
-    """The profile with `field` such that the point comes out as measured, by bisection. Refused if none does."""
+    """The profile with `field` such that the point comes out as measured. Refused if none does."""
+    settings = point.settings
+    return with_seconds(
+        profile, field, lambda tried: float(latencies(settings, tried)[0].sum()),
+        settings.workload.generated_tokens / point.total_throughput_tok_s, f"--percent {settings.split}",
+    )
+
+
+def with_seconds(
+    profile: MachineProfile, field: str, seconds_of: Callable[[MachineProfile], float], measured_s: float, what: str
+) -> MachineProfile:
+    """The profile with `field` such that `seconds_of` it is what was measured, by bisection. Refused if none does."""
     def with_value(value: float) -> MachineProfile:
         return profile.model_copy(update={field: value})
 
     def too_slow(value: float) -> bool:
-        return _throughput(point.settings, with_value(value)) < point.total_throughput_tok_s
+        return seconds_of(with_value(value)) > measured_s
 
-    slow, fast = (1e5, 1e-3) if field == "layer_overhead_us" else (1e-4, 1e5)
+    slow, fast = (1e5, 1e-3) if field.endswith("_us") else (1e-4, 1e5)
     if not too_slow(slow) or too_slow(fast):
-        raise Refused(
-            f"calibration: no {field} makes --percent {point.settings.split} run at "
-            f"{point.total_throughput_tok_s:g} token/s on {profile.name}"
-        )
+        raise Refused(f"calibration: no {field} makes {what} take {measured_s:.4g} s on {profile.name}")
     for _ in range(60):
         middle = (slow * fast) ** 0.5
         slow, fast = (middle, fast) if too_slow(middle) else (slow, middle)
     return with_value(fast)
 
 
-def _throughput(settings: RunSettings, profile: MachineProfile) -> float:
-    return settings.workload.generated_tokens / float(latencies(settings, profile)[0].sum())
+@dataclass(frozen=True)
+class Loads:
+    """In how many seconds an attention layer's and an MLP's weights come to the GPU, each alone."""
+
+    attention_s: float
+    mlp_s: float
+
+    @property
+    def block_s(self) -> float:
+        return self.attention_s + self.mlp_s
+
+
+def loads(settings: RunSettings, profile: MachineProfile) -> Loads:
+    """What FlexGen's own timer of load_weight (`--debug-mode breakdown`) would show."""
+    run = _single(settings, profile)
+    return Loads(*(
+        float(main.item() + beside.item())
+        for main, beside, _ in map(run.load_weights, (run.attention, run.mlp))
+    ))
+
+
+def with_page_cache_of(profile: MachineProfile, settings: RunSettings, measured: Loads) -> MachineProfile:
+    """The profile with the overhead of a file and the page cache's rate that the two kinds of layer show: attention
+    has more and smaller matrices than the MLP. Refused if no rate comes out.
+    """
+    run = _single(settings, profile)
+    layers = (run.attention, run.mlp)
+    steps = np.array([layer.disk_steps.item() for layer in layers])
+    gigabytes = np.array([layer.disk_bytes.item() for layer in layers]) / G
+    seconds = np.array([measured.attention_s, measured.mlp_s]) - gigabytes / profile.h2d_gb_s
+    overhead_s, s_per_gb = np.linalg.solve(np.stack([steps, gigabytes], axis=1), seconds)
+    if overhead_s > 0 and s_per_gb > 0:
+        return profile.model_copy(
+            update={"file_overhead_us": 1e6 * float(overhead_s), "page_cache_gb_s": 1 / float(s_per_gb)}
+        )
+    return with_seconds(
+        profile.model_copy(update={"file_overhead_us": 0.0}), "page_cache_gb_s",
+        lambda tried: loads(settings, tried).block_s, measured.block_s, "a block's loads",
+    )
