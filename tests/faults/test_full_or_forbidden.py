@@ -16,7 +16,7 @@ import threading
 import pytest
 
 from factories import mini, quiet
-from helpers import lab, machine
+from helpers import doctor, lab, machine
 from helpers.errors import Refused
 from helpers.results import Log
 
@@ -185,9 +185,10 @@ def test_offload_files_on_fuse_are_noted(fuse):
     assert not lab._check(mini(), lab.describe_machine("emulated"), fuse / "offload")  # nothing goes there
 
 
-def test_doctor_warns_of_fuse(fuse):
-    from helpers import doctor
-
+def test_doctor_warns_of_fuse_and_finds_that_this_one_cannot_be_written(fuse, monkeypatch):
+    (check,) = [check for check in doctor.check(offload_root=fuse) if check.name == "disk"]
+    assert check.status == "FAIL" and "Function not implemented" in check.text
+    monkeypatch.setattr(doctor.paths, "try_out", lambda *_: None)
     (check,) = [check for check in doctor.check(offload_root=fuse) if check.name == "disk"]
     assert check.status == "warn" and "FUSE" in check.text
 
