@@ -168,7 +168,7 @@ def _settings(options: argparse.Namespace, device: str, **more: Any) -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from helpers import homework, lab, models, paths
+    from helpers import forecast, homework, lab, models, paths
 
     device = lab.choose_device(options.device)
     if options.page_cache not in ("natural", "cold"):
@@ -185,6 +185,9 @@ def _run(options: argparse.Namespace) -> int:
     # Notebooks run in a folder of their own: no path may be relative.
     output = paths.folder(options.output, "--output").resolve()
     if options.dry_run:
+        plan, dear = forecast.affordable(plan, output, options.fresh)
+        for name, seconds in dear.items():
+            print(f"{name:18} {'left out':10} beside the homework, {forecast.in_words(seconds)} on this machine")
         unknown = list(plan) if options.fresh else lab.without_figures(plan, output)
         for name, settings in plan.items():
             print(f"{name:18} {'would run' if name in unknown else 'known':10} {lab.describe(settings)}")
@@ -202,7 +205,7 @@ def _run(options: argparse.Namespace) -> int:
     broken = any(one.error for one in runs)
     if not plan:
         return FAILED if broken else DONE
-    missing = lab.without_figures(plan, output)
+    missing = lab.without_figures(forecast.affordable(plan, output)[0], output)
     if missing:
         _say(f"no figures for {', '.join(missing)}: the tables say why")
     try:

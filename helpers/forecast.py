@@ -11,13 +11,16 @@ from helpers import homework, lab, machine, machine_profiles, memory_check, time
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import DEBUG_LAYER_STEPS, host_memory, peak_gpu_memory
+from helpers.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory, peak_gpu_memory
 from helpers.models import EMULATED_MODEL
 from helpers.placement import GIB, Placement, place
 from helpers.settings import RunSettings
 
-# Beside loading and generating, on an H200: 3.5 s to pin the copy buffers, 1.3 s to end, 2 s to start and to sample.
-CUDA_START_S = 7.0
+# Beside loading and generating, on an H200: 2 s to start and to sample; where there are copy buffers 3.7 s to pin them,
+# and 1.3 s more to end.
+CUDA_START_S = 2.0
+COPY_BUFFERS_S = 5.0
+DEAR_S = 150.0  # a run beside the homework that takes longer is left out
 # Of opt-mini on the emulated GPU, measured on two CPU cores: a process, and a pass without its transfers.
 EMULATED_START_S = 0.7
 EMULATED_PASS_S = 0.015
@@ -74,6 +77,22 @@ def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -
     )
 
 
+def affordable(
+    runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False
+) -> tuple[dict[str, RunSettings], dict[str, float]]:
+    """The runs without those beside the homework that are dear on this machine, and the seconds of each of those.
+
+    What is known already costs nothing and stays, and so does what the homework runs anyway. None is left out where
+    nothing says how fast this machine is.
+    """
+    asked = [run for name, run in runs.items() if name not in homework.BESIDE]
+    beside = {name: run for name, run in runs.items() if name in homework.BESIDE and run not in asked}
+    unknown = beside if fresh else lab.without_figures(beside, output_dir)
+    dear = {name: found.seconds for name in unknown if (found := of({name: beside[name]}, output_dir, fresh)).seconds}
+    dear = {name: seconds for name, seconds in dear.items() if seconds > DEAR_S}
+    return {name: run for name, run in runs.items() if name not in dear}, dear
+
+
 def _why_refused(run: RunSettings) -> str | None:
     """What `lab.run` will say of a run that does not fit in this machine's memory as it is now."""
     try:
@@ -89,7 +108,8 @@ def of_homework(device: str, output_dir: Path) -> dict[str, Forecast]:
     """The forecast of each question; a run that an earlier question makes is not counted again."""
     forecasts, planned = {}, set()
     for question in homework.QUESTIONS:
-        runs = {name: run for name, run in homework.plan(question, device).items() if name not in planned}
+        plan, _ = affordable(homework.plan(question, device), output_dir)
+        runs = {name: run for name, run in plan.items() if name not in planned}
         planned |= set(runs)
         forecasts[question] = of(runs, output_dir)
     return forecasts
@@ -121,8 +141,12 @@ def _cuda_s(run: RunSettings, profile: MachineProfile | None) -> float | None:
     if profile is None:
         return None
     predicted = time_model.predict(run, profile)
-    on_disk = _placement(run).bytes_by_tier["disk"]
-    to_read = _placement(run).total_bytes
+    placed = _placement(run)
+    on_disk = placed.bytes_by_tier["disk"]
+    # fp16 weights are linked into the offload folder; 4-bit ones are made of the fp16 files, and written.
+    split = run.split
+    fp16_bytes = place(run.opt_model, split.weights_gpu, split.weights_cpu, False).total_bytes
+    to_read, to_write = (fp16_bytes, on_disk) if run.compress_weight else (placed.total_bytes - on_disk, 0)
     # What is read again and again stays in the page cache, if there is room for it.
     cached = predicted.host_mem_gib * GIB + to_read + on_disk <= profile.shared_host_bytes
     read_gb_s, write_gb_s = (
@@ -131,9 +155,10 @@ def _cuda_s(run: RunSettings, profile: MachineProfile | None) -> float | None:
     prefill_s, decode_s = predicted.prefill_latency_s, predicted.decode_latency_s
     if run.debug_mode:  # FlexGen times these layer-steps and projects the rest
         decode_s *= DEBUG_LAYER_STEPS / ((run.workload.gen_len - 1) * len(run.opt_model.layers))
-    loading_s = to_read / 1e9 / read_gb_s + on_disk / 1e9 / write_gb_s
+    loading_s = to_read / 1e9 / read_gb_s + to_write / 1e9 / write_gb_s
     warm_up_s = prefill_s  # of one token: once through the layers
-    return _repeats(run, prefill_s + decode_s) * (CUDA_START_S + loading_s + warm_up_s + prefill_s + decode_s)
+    start_s = CUDA_START_S + COPY_BUFFERS_S * bool(copy_buffer_elements(run))
+    return _repeats(run, prefill_s + decode_s) * (start_s + loading_s + warm_up_s + prefill_s + decode_s)
 
 
 def _emulated_s(run: RunSettings) -> float | None:

@@ -49,6 +49,20 @@ class Page:
         path.write_text(measured.model_dump_json(indent=2), encoding="utf-8")
         display(Markdown(f"{'Machine profile' if is_profile else 'Ceilings'}: `{path}`."))
 
+    def affordable(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> dict[str, RunSettings]:
+        """The runs without those beside the homework that are dear on this machine; says which, and how to have them.
+        """
+        left, dear = forecast.affordable(runs, self.output, fresh)
+        for name, seconds in dear.items():
+            run = runs[name]
+            flags = f"--page-cache {run.page_cache} --disk-reader {run.disk_reader} --repeats {run.repeats}"
+            display(Markdown(
+                f"Left out here, for the homework does not ask for it and it would take {forecast.in_words(seconds)}: "
+                f"{name}. This makes it, and this page then shows it: `python -m helpers measure --percent {run.split} "
+                f"{flags} --model {run.model} --output {self.output}`"
+            ))
+        return left
+
     def announce(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> None:
         """What these runs will take, before they start, and what the tables of them will not say again."""
         display(Markdown(f"Plan: {forecast.of(runs, self.output, fresh)}.\n\n{_in_every_table(runs)}"))

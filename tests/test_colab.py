@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import colab, doctor, forecast, homework, lab, machine, machine_profiles, weights
+from helpers import __main__, colab, doctor, forecast, homework, lab, machine, machine_profiles, notebook, weights
 from helpers.errors import Refused
 
 NOTEBOOKS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
@@ -333,6 +334,42 @@ def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_
     a_gpu("Some GPU", monkeypatch)
     unknown = forecast.of(runs, tmp_path)
     assert unknown.seconds is None and "not known" in str(unknown)
+
+
+def test_what_the_homework_does_not_ask_for_is_left_out_where_it_is_dear(tmp_path, monkeypatch):
+    runs = homework.plan("q4", "cuda")
+    a_gpu("Tesla T4", monkeypatch)
+    left, dear = forecast.affordable(runs, tmp_path)
+    assert set(dear) == set(homework.BESIDE) == set(runs) - set(left)
+    assert all(150 < seconds < 300 for seconds in dear.values())
+    assert set(forecast.affordable(homework.plan("q4", "cuda", page_cache="cold"), tmp_path)[1]) == {"q4-disk-direct"}
+    for question in ("q1", "q2", "q3"):
+        plan = homework.plan(question, "cuda")
+        assert forecast.affordable(plan, tmp_path) == (plan, {})
+    minutes = sum(found.seconds for found in forecast.of_homework("cuda", tmp_path).values()) / 60
+    assert 15 < minutes < 25
+    a_gpu("Some GPU", monkeypatch)  # nothing says how fast it is
+    assert forecast.affordable(runs, tmp_path) == (runs, {})
+    a_gpu("Tesla T4", monkeypatch)
+    monkeypatch.setattr(lab, "without_figures", lambda runs, output: [])
+    assert forecast.affordable(runs, tmp_path) == (runs, {})  # known, and costs nothing
+    assert set(forecast.affordable(runs, tmp_path, fresh=True)[1]) == set(homework.BESIDE)
+
+
+def test_what_is_left_out_can_be_had_by_the_command_that_is_shown(tmp_path, monkeypatch):
+    a_gpu("Tesla T4", monkeypatch)
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda text: shown.append(text.data))
+    runs = homework.plan("q4", "cuda")
+    notebook.Page("cuda", tmp_path).affordable(runs)
+    assert len(shown) == 2
+    for name, text in zip(homework.BESIDE, shown):
+        assert name in text and "about 3 min" in text
+        options = __main__._parser().parse_args(shlex.split(text.split("`")[1])[3:])
+        settings = __main__._settings(
+            options, "cuda", page_cache=options.page_cache, disk_reader=options.disk_reader, repeats=options.repeats
+        )
+        assert settings == runs[name] and options.output == str(tmp_path)
 
 
 def test_a_machine_that_was_measured_is_predicted_from_that(tmp_path, monkeypatch):
