@@ -106,7 +106,7 @@ def load(name_or_path: str) -> MachineProfile:
         raise Refused(f"{path}: {type(given).__name__} instead of a JSON object with a machine profile")
     missing = [field for field in ("name", *numbers()) if field not in given]
     if missing:
-        raise Refused(f"{path}: {missing[0]} is missing")
+        raise Refused(f"{path}: {missing[0]} is missing; if an earlier version wrote it, run notebook 00 again")
     try:
         return MachineProfile(**given)
     except Refused as error:

@@ -14,18 +14,19 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from factories import make_record
-from helpers import explorer, homework, lab, search
+from helpers import explorer, homework, lab, machine_profiles, search
 from helpers.errors import Refused
 from helpers.explorer import lettering, split_map as split_maps
-from helpers.explorer.bench import EMULATED, emulated_profile, open_bench
+from helpers.explorer.bench import EMULATED, _measured_profile, emulated_profile, open_bench
 from helpers.explorer.picture import Dashboard, plot
 from helpers.explorer.split_map import fit, split_map
 from helpers.explorer.state import BATCH_COUNTS, BATCH_SIZES, HOMES, moved, values
 from helpers.explorer.view import view
+from helpers.machine import MachineCeilings
 from helpers.machine_profiles import T4_COLAB
 from helpers.memory_model import host_memory, peak_gpu_memory
 from helpers.placement import place
-from helpers.results import Log
+from helpers.results import Log, Machine
 from helpers.search import all_placements, fits
 from helpers.settings import OffloadSplit, RunSettings
 from helpers.time_model import predict
@@ -468,3 +469,17 @@ def test_the_best_split_is_the_searchs_and_stays_this_machines(sliders):
     assert sliders.batch_numbers["gpu_batch_size"].value == str(sliders.state.settings.workload.gpu_batch_size)
     sliders.reset.click()
     assert sliders.state == sliders.bench.start
+
+
+def test_a_profile_of_an_earlier_version_is_said_and_the_ceilings_are_taken(tmp_path, monkeypatch):
+    here = Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux")
+    monkeypatch.setattr(lab, "describe_machine", lambda device: here)
+    ceilings = MachineCeilings(
+        machine=here, folder="/data", disk_read_gb_s=1.7, page_cache_read_gb_s=14.0, gpu_copy_gb_s=4200.0,
+        host_to_device_gb_s=55.0, device_to_host_gb_s=50.0, matmul_tflop_s=700.0, notes=(),
+    )
+    (tmp_path / machine_profiles.CEILINGS_NAME).write_text(ceilings.model_dump_json())
+    (tmp_path / machine_profiles.PROFILE_NAME).write_text('{"name": "NVIDIA H200", "gpu_mem_gib": 139.8}')
+    with pytest.warns(UserWarning, match="run notebook 00 again; its ceilings are taken"):
+        found = _measured_profile(tmp_path)
+    assert found == machine_profiles.from_ceilings(ceilings)

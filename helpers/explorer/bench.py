@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,11 @@ def open_bench(
 def _measured_profile(output: Path) -> MachineProfile | None:
     """The profile of this CUDA machine that notebook 00 kept: calibrated, or else from its ceilings."""
     name = lab.describe_machine("cuda").name
-    kept = machine_profiles.kept_in(output)
+    try:
+        kept = machine_profiles.kept_in(output)
+    except Refused as damaged:
+        warnings.warn(f"{damaged}; its ceilings are taken instead, if they are there", stacklevel=2)
+        kept = None
     if kept is None and (output / machine_profiles.CEILINGS_NAME).is_file():
         text = (output / machine_profiles.CEILINGS_NAME).read_text(encoding="utf-8")
         try:
