@@ -242,7 +242,8 @@ def q4_disk(points: Iterable[Point]) -> Plot:
         size_axes.set_ylim(0, max(top, 40))
         _legend(rate_axes)
         _legend(size_axes)
-        said.append(f"{label}: peak {plain(max(point.disk.read_kib_per_s) / 1024)} MiB/s over {plain(max(time))} s")
+        peak = "not known" if point.disk_rkb_s_peak is None else f"{plain(point.disk_rkb_s_peak / 1024)} MiB/s"
+        said.append(f"{label}: peak while measured {peak}, of {plain(max(time))} s in all")
     return Plot(name, f"{title}; {'; '.join(said)}. {provenance(rows, wanted)}", figure)
 
 

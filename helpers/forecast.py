@@ -125,15 +125,16 @@ def in_words(seconds: float) -> str:
 def _profile(output_dir: Path) -> tuple[MachineProfile | None, str]:
     """What says how fast this machine is: notebook 00's measurement of it, or a T4's published figures."""
     name = lab.describe_machine("cuda").name
+    damaged = ""
     try:
         measured = machine_profiles.kept_in(output_dir)
-    except Refused:
-        measured = None
+    except Refused as refused:
+        measured, damaged = None, f"; {refused}"
     if measured and measured.name == name:
         return measured, "predicted from this machine's profile"
     if name == "Tesla T4":
-        return machine_profiles.T4_COLAB, "predicted for a Colab T4"
-    return None, "time not known before notebook 00 has measured this machine"
+        return machine_profiles.T4_COLAB, f"predicted for a Colab T4{damaged}"
+    return None, f"time not known before notebook 00 has measured this machine{damaged}"
 
 
 def _cuda_s(run: RunSettings, profile: MachineProfile | None) -> float | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +57,13 @@ class Page:
         left, dear = forecast.affordable(runs, self.output, fresh)
         for name, seconds in dear.items():
             run = runs[name]
-            flags = f"--page-cache {run.page_cache} --disk-reader {run.disk_reader} --repeats {run.repeats}"
+            measure = [sys.executable, "-m", "helpers", "measure", "--percent", *str(run.split).split(),
+                       "--page-cache", run.page_cache, "--disk-reader", run.disk_reader, "--repeats", str(run.repeats),
+                       "--device", run.device, "--model", run.model, "--output", str(self.output)]
             display(Markdown(
                 f"Left out here, for the homework does not ask for it and it would take {forecast.in_words(seconds)}: "
-                f"{name}. This makes it, and this page then shows it: `python -m helpers measure --percent {run.split} "
-                f"{flags} --model {run.model} --output {self.output}`"
+                f"{name}. This makes it (in Colab with a ! before it), and this page then shows it: "
+                f"`cd {shlex.quote(str(lab.ROOT))} && {shlex.join(measure)}`"
             ))
         return left
 

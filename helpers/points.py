@@ -163,17 +163,19 @@ def _range(values: Iterable[float]) -> tuple[float, float] | None:
 
 
 def _disk_peaks(disk: DiskSeries | None, windows: Sequence[tuple[float, float]]) -> dict[str, float | None]:
-    """Peaks over the samples whose interval touches a window: copying the weights is not the run."""
+    """Peaks over the samples within a window, or, of a window too short to hold one, those that touch it: what was
+    read before the run, by its own loading or by others, is not the run."""
     columns = {
         "disk_r_s_peak": "reads_per_s", "disk_rkb_s_peak": "read_kib_per_s",
         "disk_rareq_kb_peak": "request_kib", "disk_util_percent_peak": "util_percent",
     }
     if disk is None:
         return dict.fromkeys(columns)
-    inside = [
-        i for i, end in enumerate(disk.time_s)
-        if any(end > start and end - disk.interval_s < stop for start, stop in windows)
-    ]
+    inside: list[int] = []
+    for start, stop in windows:
+        touching = [i for i, end in enumerate(disk.time_s) if end > start and end - disk.interval_s < stop]
+        within = [i for i in touching if disk.time_s[i] - disk.interval_s >= start and disk.time_s[i] <= stop]
+        inside += within or touching
     peaks = {}
     for name, column in columns.items():
         values = [getattr(disk, column)[i] for i in inside]
@@ -444,7 +446,7 @@ def homework_rows(points: Iterable[Point]) -> Rows:
     for point in points:
         if _extra(point):
             extras.append(point)
-        elif _identity(point) in _ROWS_BY_IDENTITY:
+        elif _identity(point) in _ROWS_BY_IDENTITY and "--disk-reader" not in point.other_options:  # not FlexGen's
             others.append(point)
     candidates = sorted((_match(group) for group in campaigns(others)), key=lambda rows: -len(rows.by_id))
     if not candidates or not candidates[0].by_id:

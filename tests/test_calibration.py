@@ -44,12 +44,17 @@ def played(settings, machine: MachineProfile) -> RunRecord:
     return make_record(settings=settings.model_dump(), latencies=()).model_copy(update={"repeats": (repeat,)})
 
 
-@given(machines())
-@budget(max_examples=8, deadline=None, derandomize=True)
-def test_a_machine_is_found_again_from_its_probes(machine):
+def found_by_probes(machine: MachineProfile) -> MachineProfile:
     found = from_ceilings(CEILINGS)
     for field, settings in calibration.probes().items():
         found = calibration.with_probe(found, field, played(settings, machine))
+    return found
+
+
+@given(machines())
+@budget(max_examples=8, deadline=None, derandomize=True)
+def test_a_machine_is_found_again_from_its_probes(machine):
+    found = found_by_probes(machine)
     for field in RATES:
         # A prefill's own arithmetic counts as kernels that are loaded, and is then not the cache's.
         assert getattr(found, field) == pytest.approx(getattr(machine, field), rel=0.1), field
@@ -59,9 +64,7 @@ def test_a_machine_is_found_again_from_its_probes(machine):
 @given(machines())
 @budget(max_examples=4, deadline=None, derandomize=True)
 def test_a_found_machine_predicts_other_models_and_splits(machine):
-    found = from_ceilings(CEILINGS)
-    for field, settings in calibration.probes().items():
-        found = calibration.with_probe(found, field, played(settings, machine))
+    found = found_by_probes(machine)
     probe = calibration.probes()["layer_overhead_us"]
     for model, gpu, cpu in (("opt-1.3b", 50, 0), ("opt-1.3b", 20, 40), ("opt-6.7b", 0, 0), ("opt-2.7b", 0, 100)):
         split = probe.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})

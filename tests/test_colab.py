@@ -336,6 +336,13 @@ def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_
     assert unknown.seconds is None and "not known" in str(unknown)
 
 
+def test_a_profile_of_an_earlier_version_is_said_in_the_plan(tmp_path, monkeypatch):
+    (tmp_path / machine_profiles.PROFILE_NAME).write_text('{"name": "Some GPU"}')
+    for name in ("Some GPU", "Tesla T4"):
+        a_gpu(name, monkeypatch)
+        assert "run notebook 00 again" in str(forecast.of(homework.plan("q1", "cuda"), tmp_path))
+
+
 def test_what_the_homework_does_not_ask_for_is_left_out_where_it_is_dear(tmp_path, monkeypatch):
     runs = homework.plan("q4", "cuda")
     a_gpu("Tesla T4", monkeypatch)
@@ -361,15 +368,18 @@ def test_what_is_left_out_can_be_had_by_the_command_that_is_shown(tmp_path, monk
     shown = []
     monkeypatch.setattr(notebook, "display", lambda text: shown.append(text.data))
     runs = homework.plan("q4", "cuda")
-    notebook.Page("cuda", tmp_path).affordable(runs)
+    output = tmp_path / "my results"
+    notebook.Page("cuda", output).affordable(runs)
     assert len(shown) == 2
     for name, text in zip(homework.BESIDE, shown):
         assert name in text and "about 3 min" in text
-        options = __main__._parser().parse_args(shlex.split(text.split("`")[1])[3:])
+        words = shlex.split(text.split("`")[1])
+        assert words[:3] == ["cd", str(lab.ROOT), "&&"]
+        options = __main__._parser().parse_args(words[words.index("measure"):])
         settings = __main__._settings(
             options, "cuda", page_cache=options.page_cache, disk_reader=options.disk_reader, repeats=options.repeats
         )
-        assert settings == runs[name] and options.output == str(tmp_path)
+        assert settings == runs[name] and (options.output, options.device) == (str(output), "cuda")
 
 
 def test_a_machine_that_was_measured_is_predicted_from_that(tmp_path, monkeypatch):

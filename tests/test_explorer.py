@@ -483,3 +483,6 @@ def test_a_profile_of_an_earlier_version_is_said_and_the_ceilings_are_taken(tmp_
     with pytest.warns(UserWarning, match="run notebook 00 again; its ceilings are taken"):
         found = _measured_profile(tmp_path)
     assert found == machine_profiles.from_ceilings(ceilings)
+    (tmp_path / machine_profiles.CEILINGS_NAME).write_bytes(b"\xff\x80")
+    with pytest.warns(UserWarning, match="run notebook 00 again"):
+        assert _measured_profile(tmp_path) is None

@@ -68,6 +68,25 @@ def test_disk_peaks_are_those_of_the_measured_repeats_only():
     assert point.windows_s == ((10.0, 15.0), (20.0, 25.0), (30.0, 35.0))
 
 
+def test_disk_peaks_leave_out_what_was_read_at_a_windows_edges():
+    """A sample that ends in a window holds what was read before it; only a window too short for one has no other."""
+    edges = disk_series(
+        time_s=(10.5, 12.0, 15.5), reads_per_s=(900.0, 20.0, 800.0), read_kib_per_s=(9000.0, 200.0, 8000.0),
+        request_kib=(512.0, 16.0, 512.0), util_percent=(99.0, 2.0, 98.0),
+    )
+    point = points.from_record("a", make_record(samples=Samples(disk=edges)))
+    assert (point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak) == (20.0, 200.0, 16.0)
+    short = Repeat(started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0)
+    point = points.from_record("a", make_record(samples=Samples(disk=edges), repeats=(short,)))
+    assert point.disk_r_s_peak == 900.0
+
+
+def test_a_run_with_another_disk_reader_is_no_row_of_the_homework():
+    direct = make_record(settings={"disk_reader": "direct"})
+    rows = points.homework_rows([points.from_record("a", direct)])
+    assert not rows.by_id and not rows.extras
+
+
 def test_no_disk_samples_is_unknown_not_zero():
     point = points.from_record("a", make_record())
     assert point.disk_r_s_peak is None and point.disk_rkb_s_peak is None

@@ -91,7 +91,10 @@ def _run(row: Row, rows: Rows) -> ReaderRun:
 def _in_words(answer: DiskReaders) -> str:
     direct, stock = answer.runs.get(DIRECT.id), answer.runs.get(STOCK.id)
     if direct is None:
-        return "No run with the direct reader is in these figures: what it buys here is not known."
+        return (
+            "No run with the direct reader and the page cache dropped is in these figures: what it buys here is not "
+            "known."
+        )
     notes = "".join(f" The run's note: {in_line(note.removeprefix(OF_THE_READER))}." for note in direct.own_notes)
     if direct.throughput is None:
         return f"The run with the direct reader has no figures{_why(direct)}: what it buys here is not known.{notes}"

@@ -131,10 +131,10 @@ def _measured_profile(output: Path) -> MachineProfile | None:
         warnings.warn(f"{damaged}; its ceilings are taken instead, if they are there", stacklevel=2)
         kept = None
     if kept is None and (output / machine_profiles.CEILINGS_NAME).is_file():
-        text = (output / machine_profiles.CEILINGS_NAME).read_text(encoding="utf-8")
         try:
+            text = (output / machine_profiles.CEILINGS_NAME).read_text(encoding="utf-8")
             kept = machine_profiles.from_ceilings(MachineCeilings.model_validate_json(text))
-        except (Refused, ValueError):  # ceilings without a GPU's, or of an older notebook
+        except (Refused, ValueError):  # ceilings without a GPU's, of an older notebook, or no text
             return None
     return kept if kept and kept.name == name else None
 
