@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers import lab, machine_profiles
+from helpers.engine.core_speed import FULL_SPEED
 from helpers.errors import Refused
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import MachineProfile
@@ -23,14 +24,15 @@ def probes() -> dict[str, RunSettings]:
     """The runs by the rate that each shows, in an order in which each needs only the rates before it.
 
     A few wide layers: what a pass takes is that rate, and a pass is short. Processes on one machine differ, those
-    that are bound by launches most, so that there are several of each. Reads are timed layer by layer (breakdown):
-    attention's four small matrices and the MLP's two large ones tell a file's overhead from the rate.
+    that are bound by launches most, so that there are several of each. Reads are timed layer by layer (breakdown), so
+    that one process shows dozens: attention's four small matrices and the MLP's two large ones tell a file's overhead
+    from the rate.
     """
     def probe(percent: str, gen_len: int = 8, batch: int = 4, **options) -> RunSettings:
         return RunSettings(
             model=PROBE_MODEL.name, split=OffloadSplit.parse(percent), device="cuda", copy_buffer="fit",
             workload=Workload(gpu_batch_size=batch, num_gpu_batches=1, prompt_len=128, gen_len=gen_len),
-            **{"repeats": 2, **options},
+            **{"repeats": 1 if "debug_mode" in options else 2, **options},
         )
 
     return {
@@ -66,12 +68,15 @@ def calibrate(
             profile = with_probe(profile, field, record)
         except Refused as error:
             say(f"{field}: not calibrated, left at {getattr(profile, field):g} ({error})")
+        for note in record.notes:
+            say(f"{field}: {note}")
     return profile
 
 
 def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> MachineProfile:
-    """The profile with what a probe's record shows. Raises Refused if it does not show it."""
-    settings = record.settings
+    """The profile with what a probe's record shows, on a core of its own if it had one. Raises Refused if it does not
+    show it."""
+    record, settings = _on_a_free_core(record), record.settings
     found = profile
     if field == "layer_overhead_us":
         found = found.model_copy(update=_kernel_loading_s(record))
@@ -89,6 +94,12 @@ def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> Machin
         found = with_rate_of(found, field, Measured(settings, record.total_throughput_tok_s))
     changed = [name for name in machine_profiles.numbers() if getattr(found, name) != getattr(profile, name)]
     return found.model_copy(update={"sources": found.sources | dict.fromkeys([field, *changed], _source(record))})
+
+
+def _on_a_free_core(record: RunRecord) -> RunRecord:
+    """The record with the repeats whose core nobody else used; with all where there is none."""
+    free = tuple(repeat for repeat in record.repeats if (repeat.core_speed or 1.0) >= FULL_SPEED)
+    return record.model_copy(update={"repeats": free or record.repeats})
 
 
 def _loads(record: RunRecord) -> Loads:

@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +16,11 @@ from tqdm.auto import tqdm
 
 from helpers import machine, memory_check, models, paths, weights
 from helpers.engine import launcher, worker
+from helpers.engine.core_speed import FULL_SPEED
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.placement import Placement, place
-from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, RunRecord, Sweep
+from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -200,8 +201,20 @@ def _run_one(
         peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
         samples=outcome.samples,
         failure=failure,
-        notes=(*notes, *outcome.result.get("notes", ())),
+        notes=(*notes, *_slow_cores(settings, outcome.repeats), *outcome.result.get("notes", ())),
     )
+
+
+def _slow_cores(settings: RunSettings, repeats: Sequence[Repeat]) -> list[str]:
+    """A note where a core was shared: what launches kernels is slower then, and moves from run to run."""
+    speeds = [repeat.core_speed for repeat in repeats if repeat.core_speed]
+    if settings.device != "cuda" or not speeds or min(speeds) >= FULL_SPEED:
+        return []
+    each = ", ".join(f"{100 * speed:.0f}" for speed in speeds)
+    return [
+        f"the processor core ran at {each} % of the fastest seen here, repeat by repeat: others use it too, and "
+        "launching kernels takes longer"
+    ]
 
 
 def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:

@@ -20,7 +20,7 @@ from helpers.settings import Frozen, RunSettings, in_one_line
 SCHEMA_VERSION = 1
 # Raised whenever a change to the laboratory changes what a figure means; known results are then
 # measured again.
-METHOD_VERSION = 1
+METHOD_VERSION = 2
 
 FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
@@ -69,7 +69,8 @@ class Repeat(Frozen):
     each decode pass.
 
     `disk_read_bytes` is what the disk's counter gave in the window, `own_read_bytes` what this process
-    had to take from storage; both None where the kernel does not say.
+    had to take from storage; both None where the kernel does not say. `core_speed` is the main thread's
+    processor core's right before or after the window, whichever is less, of the fastest seen on this machine.
     """
 
     started_s: float
@@ -79,6 +80,7 @@ class Repeat(Frozen):
     disk_read_bytes: int | None = None
     own_read_bytes: int | None = None
     timers_s: dict[str, tuple[float, ...]] = {}
+    core_speed: float | None = None
 
     @property
     def prefill_latency_s(self) -> float:

@@ -88,6 +88,17 @@ def test_reads_faster_than_the_link_are_refused():
         time_model.with_page_cache_of(from_ceilings(CEILINGS), settings, Loads(attention_s=1e-5, mlp_s=1e-5))
 
 
+def test_repeats_on_a_core_that_others_used_show_nothing_where_there_is_another():
+    machine = from_ceilings(CEILINGS)
+    settings = calibration.probes()["layer_overhead_us"]
+    slow, quick = (played(settings, machine.model_copy(update={"layer_overhead_us": us})) for us in (600.0, 300.0))
+    shared = slow.repeats[0].model_copy(update={"core_speed": 0.55})
+    mixed = quick.model_copy(update={"repeats": (shared, quick.repeats[0], shared)})
+    assert calibration.with_probe(machine, "layer_overhead_us", mixed).layer_overhead_us == pytest.approx(300, rel=0.01)
+    alone = quick.model_copy(update={"repeats": (shared,)})
+    assert calibration.with_probe(machine, "layer_overhead_us", alone).layer_overhead_us == pytest.approx(600, rel=0.01)
+
+
 def test_a_probe_that_failed_or_shows_nothing_leaves_the_ceiling_and_says_so(monkeypatch, tmp_path):
     machine = from_ceilings(CEILINGS).model_copy(update=dict.fromkeys(RATES, 1.0) | {"layer_overhead_us": 300.0})
     records = {field: played(settings, machine) for field, settings in calibration.probes().items()}

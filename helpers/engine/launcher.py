@@ -22,6 +22,7 @@ import psutil
 
 from helpers import machine
 from helpers.engine import out_of_memory, worker
+from helpers.engine.core_speed import Core
 from helpers.engine.emulation import EMULATED_T4
 from helpers.results import Failure, Repeat, Samples
 from helpers.sampling import Sampler
@@ -37,6 +38,7 @@ KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs a
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
 OWNED = re.compile(r"run-(\d+)-(\d+)-")  # a run's folder has its owner in its name: process id, start time in s
 ROOT = Path(__file__).resolve().parents[2]
+_core = Core()  # the fastest core that this process or its runs have seen
 
 
 @dataclass
@@ -130,6 +132,10 @@ def _measure_once(
     offload_dir = folder / "offload"
     offload_dir.mkdir()
     outcome.result = {}
+    began_s = time.monotonic()
+    warm_server()
+    if settings.device == "cuda" and not _core.fastest_loop_s:
+        _core.wait_for_full_speed()  # while the server imports
     job = worker.Job(
         settings_json=settings.model_dump_json(),
         model=settings.opt_model,
@@ -139,11 +145,10 @@ def _measure_once(
         log_path=folder / "log",
         disk_device=machine.disk_of(offload_dir).device,
         emulation=EMULATED_T4 if settings.device == "emulated" else None,
+        fastest_loop_s=_core.fastest_loop_s,
         origin_s=origin_s,
     )
-    warm_server()
     memory_before, oom_kills_before = machine.memory_allowance(), machine.oom_kills()
-    began_s = time.monotonic()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
     try:
@@ -197,6 +202,8 @@ def _listen(
             on_phase(name)
         elif what == "repeat":
             outcome.repeats.append(Repeat.model_validate(_as_tuples(content[0])))
+        elif what == "core":
+            _core.fastest_loop_s = content[0]
         elif what == "done":
             outcome.result = content[0]
             return

@@ -1,7 +1,8 @@
 """The process of one run: FlexGen's own benchmark, measured as `run_flexgen` measures it, told as structure.
 
 The launcher forks it from a server that has imported torch and FlexGen and has not touched CUDA. It speaks to the
-launcher over a pipe, in tuples: ("phase", name, moment), ("repeat", {...}), ("done", {...}), ("failed", {...}).
+launcher over a pipe, in tuples: ("phase", name, moment), ("repeat", {...}), ("core", seconds), ("done", {...}),
+("failed", {...}).
 One process measures one generation: a second one in it would find warm what FlexGen's own command finds cold
 (kernels, the allocator's pools) and come out up to 40 % faster.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.engine import mends
+from helpers.engine.core_speed import Core
 from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.emulation import EmulationProfile
 from helpers.engine.page_cache import ColdReads, drop, write_back
@@ -49,6 +51,7 @@ class Job:
     log_path: Path
     disk_device: str | None
     emulation: EmulationProfile | None
+    fastest_loop_s: float | None  # a Core's, of the runs before
     origin_s: float  # of time.monotonic(); zero on the run's clock
 
 
@@ -224,16 +227,22 @@ def _benchmark(
         copy_threads.reader.take_over(disk, on_disk)
 
     phase("warm-up")
+    core = Core(job.fastest_loop_s)
+    if settings.device == "cuda":
+        core.wait_for_full_speed()
     lm.generate(_prompts(job.prompt_ids, WARM_UP_PROMPT_LEN, work.effective_batch), max_new_tokens=1)
 
     inputs = _prompts(job.prompt_ids, work.prompt_len, work.effective_batch)
     phase("measured")
     timers("generate").reset()
+    core.look()
     read_before = disk_counter(job.disk_device), own_read_bytes()
     started_s = time.monotonic() - job.origin_s
     output_ids = lm.generate(inputs, max_new_tokens=work.gen_len, debug_mode=settings.debug_mode)
     ended_s = time.monotonic() - job.origin_s
     read_after = disk_counter(job.disk_device), own_read_bytes()
+    core.look()
+    pipe.send(("core", core.fastest_loop_s))
     pipe.send(("repeat", {
         "started_s": started_s,
         "ended_s": ended_s,
@@ -242,6 +251,7 @@ def _benchmark(
         "disk_read_bytes": _difference(read_before[0], read_after[0]),
         "own_read_bytes": _difference(read_before[1], read_after[1]),
         "timers_s": _breakdown(timers) if settings.debug_mode == "breakdown" else {},
+        "core_speed": core.speed,
     }))
     phase("end")
     pipe.send(("done", {
