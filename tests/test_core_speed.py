@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 
 import pytest
 
@@ -14,63 +14,88 @@ from helpers.engine.core_speed import FULL_SPEED, PATIENCE_S, Core
 FAST_S, SHARED_S = 0.003, 0.005
 
 
-@pytest.fixture
-def cores(monkeypatch):
-    """Cores that take these seconds a loop, one after the other, the last one for ever; and a clock that loops move."""
-    def stand_in(*seconds):
-        now, looks = [0.0], itertools.chain(seconds, itertools.repeat(seconds[-1]))
-
-        def loop_s():
-            took_s = next(looks)
-            now[0] += took_s
-            return took_s
-
-        monkeypatch.setattr(core_speed, "loop_s", loop_s)
-        monkeypatch.setattr(core_speed.time, "monotonic", lambda: now[0])
-        return now
-    return stand_in
-
-
 def at(*speeds):
     """Repeats whose cores had these speeds."""
     (repeat,) = make_record(latencies=((1.0, 0.5),)).repeats
     return [repeat.model_copy(update={"core_speed": speed}) for speed in speeds]
 
 
-def test_it_goes_on_as_soon_as_the_core_is_as_fast_as_the_fastest_seen(cores):
-    clock = cores(SHARED_S, SHARED_S, FAST_S * 1.05)
+class Machine:
+    """Cores with so many seconds a loop; a list is taken look by look, its last for ever. Loops move the clock."""
+
+    def __init__(self, **cores):
+        self.cores = {int(name.removeprefix("cpu")): list(seconds) for name, seconds in cores.items()}
+        self.allowed, self.tried, self.now_s = set(self.cores), [], 0.0
+
+    def sched_getaffinity(self, pid):
+        return self.allowed
+
+    def sched_setaffinity(self, pid, cpus):
+        self.allowed = set(cpus)
+        if len(self.allowed) == 1:
+            self.tried += self.allowed
+
+    def loop_s(self):
+        left = self.cores[self.tried[-1]]
+        took_s = left.pop(0) if len(left) > 1 else left[0]
+        self.now_s += took_s
+        return took_s
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def stand_in(**cores):
+        made = Machine(**cores)
+        monkeypatch.setattr(core_speed, "loop_s", made.loop_s)
+        monkeypatch.setattr(core_speed.time, "monotonic", lambda: made.now_s)
+        for name in ("sched_getaffinity", "sched_setaffinity"):
+            monkeypatch.setattr(core_speed.os, name, getattr(made, name))
+        return made
+    return stand_in
+
+
+def test_it_goes_to_the_first_core_as_fast_as_the_fastest_seen(machine):
+    here = machine(cpu0=[FAST_S], cpu1=[FAST_S * 1.05], cpu2=[SHARED_S], cpu3=[SHARED_S])
     core = Core(FAST_S)
-    core.wait_for_full_speed()
-    assert clock[0] == pytest.approx(2 * SHARED_S + 1.05 * FAST_S) and core.fastest_loop_s == FAST_S
+    core.change()
+    assert here.tried == [3, 2, 1] and core.fastest_loop_s == FAST_S
+    assert here.allowed == {0, 1, 2, 3}  # free to be moved again
 
 
-def test_it_does_not_wait_for_ever(cores):
-    clock = cores(SHARED_S)
-    Core(FAST_S).wait_for_full_speed()
-    assert PATIENCE_S <= clock[0] < PATIENCE_S + 2 * SHARED_S
-
-
-def test_with_nothing_known_it_waits_as_long_as_a_better_core_takes_to_be_found(cores):
-    clock = cores(SHARED_S, FAST_S)
+def test_with_nothing_known_it_sees_all_first(machine):
+    here = machine(cpu0=[SHARED_S], cpu1=[FAST_S], cpu2=[SHARED_S])
     core = Core()
-    core.wait_for_full_speed()
-    assert clock[0] >= PATIENCE_S and core.fastest_loop_s == FAST_S
+    core.change()
+    assert here.tried == [2, 1, 0, 2, 1] and core.fastest_loop_s == FAST_S
 
 
-def test_the_speed_is_that_of_the_slowest_look_and_a_wait_is_no_look(cores):
-    cores(SHARED_S, FAST_S, SHARED_S, FAST_S)
+def test_it_takes_the_fastest_there_is_when_others_use_them_all(machine):
+    here = machine(cpu0=[SHARED_S], cpu1=[SHARED_S * 1.5], cpu2=[SHARED_S * 1.2])
+    Core(FAST_S).change()
+    assert here.tried[-1] == 0 and here.allowed == {0, 1, 2}
+    assert PATIENCE_S <= here.now_s < PATIENCE_S + 4 * SHARED_S * 1.5
+
+
+def test_a_core_that_others_leave_is_taken(machine):
+    here = machine(cpu0=[SHARED_S], cpu1=[SHARED_S] * 5 + [FAST_S])
+    Core(FAST_S).change()
+    assert here.tried[-1] == 1 and len(here.tried) == 11
+
+
+def test_the_speed_is_that_of_the_slowest_look_and_a_search_is_none(machine):
+    machine(cpu0=[SHARED_S], cpu1=[FAST_S, FAST_S, SHARED_S, FAST_S])
     core = Core(FAST_S)
-    core.wait_for_full_speed()
-    core.look()
-    core.look()
+    core.change()
+    for _ in range(3):
+        core.look()
     assert core.speed == pytest.approx(FAST_S / SHARED_S)
 
 
-def test_a_real_core_is_seen_at_some_speed():
-    core = Core()
+def test_a_real_thread_goes_to_a_core_of_its_own_machine_and_leaves_the_others_where_they_are():
+    before, core = os.sched_getaffinity(0), Core()
+    core.change()
     core.look()
-    core.look()
-    assert 0 < core.speed <= 1
+    assert os.sched_getaffinity(0) == before and 0 < core.speed <= 1
 
 
 @pytest.mark.parametrize("speeds", [(0.58,), (0.58, 1.0, 0.61)])

@@ -1,19 +1,20 @@
 """How fast the core is that this thread runs on, as launching kernels feels it.
 
 A virtual machine's core is one half of a real one, and somebody else may use the other half: Python, and with it each
-launch, then takes up to twice as long. The host moves a thread that stays busy to a core of its own, within a second or
-two. FlexGen's own command has been busy with its imports for 8 s before it measures; a run that was forked has not.
-Seen on an H200's host: 8 of 16 runs were slow after 1 s of work, 1 of 15 after 3 s, 3 of 14 of FlexGen's own command.
+launch, then takes up to twice as long. Which cores these are changes by the second; a thread that stays busy keeps what
+it has. On an H200's host about half of 16 cores were slow at any moment, half of the runs started on such a one, and
+one that only waited for the host to find it a better one waited in vain for three seconds as often as not.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
-LOOP_STEPS = 100_000
-FULL_SPEED = 0.87  # of the fastest seen: cores with a busy other half had 0.5 to 0.8, others differed by 0.05
-PATIENCE_S = 3.0
+LOOP_STEPS = 300_000
+FULL_SPEED = 0.87  # of the fastest seen: cores with a busy other half had 0.4 to 0.8, others differed by 0.05
+PATIENCE_S = 1.0
 
 
 @dataclass
@@ -30,19 +31,32 @@ class Core:
 
     def look(self) -> None:
         """See how fast it is now; takes some milliseconds."""
+        self.slowest_loop_s = max(self.slowest_loop_s, self._timed_s())
+
+    def change(self) -> None:
+        """Go to a core that is about as fast as the fastest seen, or after some tries to the fastest there is. The
+        thread may be moved by the system afterwards as before."""
+        allowed = os.sched_getaffinity(0)
+        known_s, until_s = self.fastest_loop_s or 0.0, time.monotonic() + PATIENCE_S
+        try:
+            while True:
+                took_s = {}
+                for cpu in sorted(allowed, reverse=True):  # the first ones serve interrupts
+                    os.sched_setaffinity(0, {cpu})
+                    took_s[cpu] = self._timed_s()
+                    if FULL_SPEED * took_s[cpu] <= known_s:
+                        return
+                if time.monotonic() >= until_s:
+                    os.sched_setaffinity(0, {min(took_s, key=lambda cpu: took_s[cpu])})
+                    return
+                known_s = self.fastest_loop_s
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+    def _timed_s(self) -> float:
         now_s = loop_s()
         self.fastest_loop_s = min(self.fastest_loop_s or now_s, now_s)
-        self.slowest_loop_s = max(self.slowest_loop_s, now_s)
-
-    def wait_for_full_speed(self) -> None:
-        """Stay busy until it is about as fast as the fastest that was seen before, but not for ever. With nothing seen
-        before, for as long as the host usually takes to find a better one."""
-        known_s, until_s = self.fastest_loop_s or 0.0, time.monotonic() + PATIENCE_S
-        while time.monotonic() < until_s:
-            now_s = loop_s()
-            self.fastest_loop_s = min(self.fastest_loop_s or now_s, now_s)
-            if FULL_SPEED * now_s <= known_s:
-                return
+        return now_s
 
 
 def loop_s() -> float:

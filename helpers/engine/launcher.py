@@ -38,7 +38,7 @@ KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs a
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
 OWNED = re.compile(r"run-(\d+)-(\d+)-")  # a run's folder has its owner in its name: process id, start time in s
 ROOT = Path(__file__).resolve().parents[2]
-_core = Core()  # the fastest core that this process or its runs have seen
+_core = Core()  # the fastest that a run has seen
 
 
 @dataclass
@@ -134,8 +134,6 @@ def _measure_once(
     outcome.result = {}
     began_s = time.monotonic()
     warm_server()
-    if settings.device == "cuda" and not _core.fastest_loop_s:
-        _core.wait_for_full_speed()  # while the server imports
     job = worker.Job(
         settings_json=settings.model_dump_json(),
         model=settings.opt_model,

@@ -229,7 +229,7 @@ def _benchmark(
     phase("warm-up")
     core = Core(job.fastest_loop_s)
     if settings.device == "cuda":
-        core.wait_for_full_speed()
+        core.change()
     lm.generate(_prompts(job.prompt_ids, WARM_UP_PROMPT_LEN, work.effective_batch), max_new_tokens=1)
 
     inputs = _prompts(job.prompt_ids, work.prompt_len, work.effective_batch)
