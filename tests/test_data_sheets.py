@@ -173,11 +173,19 @@ def test_an_older_nvml_without_a_call_is_no_error(driver, monkeypatch):
 # ---- kept and shown
 
 
+KEPT = (lab.ROOT / "outputs" / "reference" / "h200" / "machine.json").read_text(encoding="utf-8")
+
+
 def ceilings(**more):
-    """The H200's, as kept before there were theoretical ones."""
-    kept = (lab.ROOT / "outputs" / "reference" / "h200" / "machine.json").read_text(encoding="utf-8")
-    found = MachineCeilings.model_validate_json(kept)
-    return found.model_copy(update=more)
+    """The H200's, as they were kept before there were theoretical ones, and what was noted of the disk alone."""
+    found = MachineCeilings.model_validate_json(KEPT)
+    return found.model_copy(update={"theoretical": {}, "notes": found.notes[:2]} | more)
+
+
+def test_what_a_real_h200_told_of_itself():
+    kept, plate = MachineCeilings.model_validate_json(KEPT).theoretical, data_sheets.of_gpu(H200)
+    assert {name: kept[name].value for name in plate} == pytest.approx({name: of.value for name, of in plate.items()},
+                                                                       rel=0.03)
 
 
 def test_ceilings_kept_without_theoretical_ones_are_read_and_shown():
