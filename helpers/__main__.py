@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from helpers.errors import Refused
+from helpers.errors import Refused, say_warning
 from helpers.homework import QUESTIONS
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_text(given)
         options = _parser().parse_args(given)
         with warnings.catch_warnings():
-            warnings.showwarning = _say_warning
+            warnings.showwarning = say_warning
             return options.command(options)
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
@@ -440,11 +440,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _say_warning(message: Warning | str, *_: Any) -> None:
-    """A warning as its sentence: the line of code that gave it says nothing to who reads it here."""
-    _say(f"warning: {message}")
 
 
 if __name__ == "__main__":

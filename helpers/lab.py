@@ -78,9 +78,11 @@ def run(
     wanted = list(named.values())
     here = {device: describe_machine(device) for device in {s.device for s in wanted}}
     keys = [run_key(s, here[s.device]) for s in wanted]
-    known = {} if fresh else {key: r for key, r in log.latest(keys).items() if r.status == "done"}
+    known = {} if fresh else _known(log, dict(zip(keys, wanted)))
 
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
+    if root.is_dir():
+        launcher.remove_leftovers(root)
     if todo:
         paths.check_writable(log.path)
         paths.try_out(root, "offload folder")
@@ -112,8 +114,16 @@ def run(
 def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) -> list[str]:
     """The names of those settings that have no finished result in the output folder, by this machine and method."""
     keys = {name: run_key(one, describe_machine(one.device)) for name, one in named.items()}
-    latest = Log(Path(output_dir) / LOG_NAME).latest(keys.values())
-    return [name for name, key in keys.items() if key not in latest or latest[key].status != "done"]
+    known = _known(Log(Path(output_dir) / LOG_NAME), {key: named[name] for name, key in keys.items()})
+    return [name for name, key in keys.items() if key not in known]
+
+
+def _known(log: Log, wanted: Mapping[str, RunSettings]) -> dict[str, RunRecord]:
+    """The finished results of these runs, by their keys: of these settings, whatever key stands in the log."""
+    return {
+        key: record for key, record in log.latest(wanted).items()
+        if record.status == "done" and record.settings == wanted[key]
+    }
 
 
 def run_key(settings: RunSettings, where: Machine) -> str:

@@ -21,8 +21,9 @@ GIB, MIB = 2**30, 2**20
 CEILINGS_NAME = "machine.json"
 PROFILE_NAME = "machine-profile.json"
 
-Rate = Annotated[float, Field(gt=0)]
-Amount = Annotated[float, Field(ge=0)]
+LARGEST = 1e12  # beyond it no machine is, and sums of bytes are no numbers any more
+Rate = Annotated[float, Field(gt=0, le=LARGEST)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
 class MachineProfile(Frozen):
@@ -94,9 +95,11 @@ def load(name_or_path: str) -> MachineProfile:
         return PROFILES[name_or_path]
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
+        what = f"it is {kind}" if os.path.exists(path) else "there is no such file"
         raise Refused(
-            f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one: there is "
-            f"no such file; notebook 00 writes outputs/{PROFILE_NAME} on a machine with a GPU"
+            f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one: {what}; "
+            f"notebook 00 writes outputs/{PROFILE_NAME} on a machine with a GPU"
         )
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -104,9 +107,13 @@ def load(name_or_path: str) -> MachineProfile:
         raise Refused(f"{path}: not a readable JSON file ({error})") from None
     if not isinstance(given, dict):
         raise Refused(f"{path}: {type(given).__name__} instead of a JSON object with a machine profile")
+    if "machine" in given and "name" not in given:
+        raise Refused(f"{path}: a machine's ceilings, no profile; notebook 00 writes {PROFILE_NAME} beside them")
+    unknown = [field for field in given if field not in MachineProfile.model_fields]
     missing = [field for field in ("name", *numbers()) if field not in given]
-    if missing:
-        raise Refused(f"{path}: {missing[0]} is missing; if an earlier version wrote it, run notebook 00 again")
+    for field, what in ((missing, "is missing"), (unknown, "is no field of a machine profile")):
+        if field:
+            raise Refused(f"{path}: {field[0]} {what}; if another version wrote it, run notebook 00 again")
     try:
         return MachineProfile(**given)
     except Refused as error:

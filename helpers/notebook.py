@@ -6,6 +6,7 @@ import base64
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from IPython.display import Markdown, display
 from helpers import colab, figures, forecast, lab, paths, tables
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
-from helpers.errors import Refused
+from helpers.errors import Refused, say_warning
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
 from helpers.results import KIND_OF_DEVICE, Sweep
@@ -86,7 +87,9 @@ def start(device: str = "auto", output_dir: str = "") -> Page:
     the folder cannot be written.
 
     A relative folder is one of the project's, whatever folder the notebook runs in; one on Google Drive is mounted.
+    Warnings are sentences from here on, without the line of code that they are from.
     """
+    warnings.showwarning = say_warning
     chosen = lab.choose_device(device)
     if not isinstance(output_dir, str):
         raise Refused(f"output_dir {output_dir!r}: not a path")

@@ -7,7 +7,7 @@ import os
 import re
 import statistics
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ METHOD_VERSION = 2
 FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
 ]
+MOST_NAMED = 10  # of a log's broken lines
 KIND_OF_DEVICE = {"cuda": "measured on CUDA", "emulated": "measured on the emulated GPU"}
 
 
@@ -220,26 +221,29 @@ class Log:
             os.fsync(log.fileno())
 
     def __iter__(self) -> Iterator[RunRecord]:
-        """Every readable record, oldest first; a line that is not one is skipped with a warning."""
+        """Every readable record, oldest first; lines that are none are skipped, with one warning at the end."""
+        broken: dict[int, str] = {}
         for number, _, line in self._lines():
-            record = self._record(number, line)
+            record = self._record(number, line, broken)
             if record:
                 yield record
+        self._warn_of(broken)
 
     def latest(self, keys: Collection[str] | None = None) -> dict[str, RunRecord]:
         """Of each run (of `keys` alone, if given) its last record that is done, else its last failure; in the order
         in which the runs first stand in the log.
 
         Only what is asked for is read whole: a log of 100,000 records is looked through in a second. Of lines passed
-        over, those that are visibly no records give a warning.
+        over, those that are visibly no records are in the warning.
         """
+        broken: dict[int, str] = {}
         wanted = None if keys is None else set(keys)
         places: dict[str, dict[str, list[tuple[int, int]]]] = {}
         for number, offset, line in self._lines():
             head = _HEAD.match(line)
             if head and line.endswith(b"}\n"):
                 key, status = head[1].decode(), head[2].decode()
-            elif record := self._record(number, line):
+            elif record := self._record(number, line, broken):
                 key, status = record.key, record.status
             else:
                 continue
@@ -250,9 +254,10 @@ class Log:
             for key, by_status in places.items():
                 for number, offset in reversed(by_status["failed"] + by_status["done"]):
                     log.seek(offset)
-                    if record := self._record(number, log.readline()):
+                    if record := self._record(number, log.readline(), broken):
                         found[key] = record
                         break
+        self._warn_of(broken)
         return found
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
@@ -270,13 +275,21 @@ class Log:
         except OSError as error:
             raise Refused(f"{self.path} cannot be read ({error.strerror})") from error
 
-    def _record(self, number: int, line: bytes) -> RunRecord | None:
+    def _record(self, number: int, line: bytes, broken: dict[int, str]) -> RunRecord | None:
+        """The record of a line; None if it is none, and then why in `broken`."""
         try:
             return RunRecord.model_validate_json(line)
         except ValidationError as error:
-            cause = "cut off while it was written" if not line.endswith(b"\n") else in_one_line(error)
-            warnings.warn(f"{self.path}, line {number}: not a record, skipped ({cause})", stacklevel=3)
+            broken[number] = "cut off while it was written" if not line.endswith(b"\n") else in_one_line(error)
             return None
+
+    def _warn_of(self, broken: Mapping[int, str]) -> None:
+        if broken:
+            (first, cause), *others = sorted(broken.items())
+            shown = [str(number) for number, _ in others[:MOST_NAMED]]
+            more = f", nor {'is line' if len(others) == 1 else 'are lines'} {', '.join(shown)}" if others else ""
+            more += f" and {len(others) - MOST_NAMED:,} others" if len(others) > MOST_NAMED else ""
+            warnings.warn(f"{self.path}, line {first}: not a record, skipped ({cause}){more}", stacklevel=3)
 
     def _last_line_is_torn(self) -> bool:
         with open(self.path, "rb") as log:

@@ -248,12 +248,17 @@ class RunSettings(Frozen):
 
     @property
     def flexgen_command(self) -> str:
-        """FlexGen's command line, to paste into a shell; a comment says so where FlexGen has no such model."""
+        """FlexGen's command line, to paste into a shell; a comment says what of this run FlexGen does not have."""
         # The shell finds the home folder for a tilde that is not quoted.
         words = (word if word.startswith("~/") else shlex.quote(word) for word in self.flexgen_arguments())
         model = self.opt_model
         own = model in models.SYNTHETIC_MODELS or (
             models.local_folder(self.model) and model not in models.KNOWN_MODELS.values()
         )
-        note = f"  # FlexGen has no model {model.name}, it is this laboratory's: take another for it" if own else ""
-        return " ".join(words) + note
+        notes = [f"FlexGen has no model {model.name}, it is this laboratory's: take another for it"] if own else []
+        beside = {"--page-cache cold": self.page_cache == "cold", "--disk-reader direct": self.disk_reader == "direct",
+                  "--copy-buffer fit": self.copy_buffer == "fit"}
+        flags = " ".join(flag for flag, is_set in beside.items() if is_set)
+        if flags:
+            notes.append(f"run with {flags}, which python -m helpers measure has and FlexGen does not")
+        return " ".join(words) + (f"  # {'; '.join(notes)}" if notes else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -108,6 +109,10 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
+    except KeyboardInterrupt:
+        # What the kernel makes of it is nobody's to fetch any more: asyncio would print that, after the last word here.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        raise
     return NotebookRun(name, executed, time.monotonic() - began_s, error.partition("\n")[0])
 
 

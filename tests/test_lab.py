@@ -67,6 +67,23 @@ def test_a_result_of_another_machine_or_method_is_not_known(monkeypatch):
     assert key != lab.run_key(mini(), here)
 
 
+def test_a_record_of_other_settings_is_not_known_whatever_its_key(tmp_path):
+    asked, other = mini(), mini("50 50 100 0 100 0")
+    record = run_one(other, tmp_path)
+    (tmp_path / lab.LOG_NAME).unlink()
+    Log(tmp_path / lab.LOG_NAME).append(record.model_copy(update={"key": lab.run_key(asked, record.machine)}))
+    assert lab.without_figures({"asked": asked}, tmp_path) == ["asked"]
+    assert run_one(asked, tmp_path).settings == asked
+
+
+def test_what_a_killed_run_left_goes_when_all_is_known_too(tmp_path):
+    run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
+    left = tmp_path / "offload" / "run-999999999-1-x"
+    left.mkdir()
+    run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
+    assert not left.exists() and len(log_of(tmp_path)) == 1
+
+
 def test_a_line_cut_off_by_a_crash_costs_that_run_only(tmp_path):
     settings = {"a": mini(), "b": mini("50 50 100 0 100 0")}
     first = lab.run(settings, tmp_path, say=quiet)

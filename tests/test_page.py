@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from factories import T4, make_record
@@ -66,3 +68,11 @@ def test_a_table_without_runs_says_so_on_the_page_too(page):
     where, shown = page
     where.show(tables.q1(()))
     assert "Its runs are not in the figures" in shown[0]
+
+
+def test_a_warning_is_a_sentence(page, tmp_path, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        notebook.start("emulated", str(tmp_path))
+        warnings.warn("line 2: not a record", stacklevel=1)
+    assert capsys.readouterr().err == "warning: line 2: not a record\n"

@@ -82,6 +82,20 @@ def test_a_line_that_is_no_record_is_skipped_by_number(tmp_path, line):
         assert len(list(log)) == 2
 
 
+@pytest.mark.parametrize("count, more", [
+    (2, r"\), nor is line 3$"), (3, r"\), nor are lines 3, 4$"), (13, r"10, 11, 12 and 2 others$"),
+])
+def test_many_such_lines_are_one_warning(tmp_path, count, more):
+    log = Log(tmp_path / "log.jsonl")
+    log.append(make_record(key="a"))
+    with open(log.path, "a", encoding="utf-8") as file:
+        file.write("{}\n" * count)
+    for read in (lambda: list(log), log.latest):
+        with pytest.warns(UserWarning, match=rf"line 2: not a record, skipped \(.*{more}") as warned:
+            assert len(read()) == 1
+        assert len(warned) == 1
+
+
 def test_empty_lines_are_no_records_and_no_fault(tmp_path):
     log = Log(tmp_path / "log.jsonl")
     log.append(make_record())

@@ -208,6 +208,16 @@ def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_
     assert "--model facebook/my-model " in command and "# FlexGen has no model my-model" in command
 
 
+@pytest.mark.parametrize("options, flags", [
+    ({"page_cache": "cold"}, "--page-cache cold"), ({"copy_buffer": "fit"}, "--copy-buffer fit"),
+    ({"page_cache": "cold", "disk_reader": "direct"}, "--page-cache cold --disk-reader direct"),
+])
+def test_the_command_of_a_run_that_flexgen_cannot_make_says_what_it_lacks(options, flags):
+    command = mini("0 0 100 0 100 0", model="opt-1.3b", device="cuda", **options).flexgen_command
+    assert command.endswith(f"  # run with {flags}, which python -m helpers measure has and FlexGen does not")
+    assert "#" not in mini(model="opt-1.3b", device="cuda").flexgen_command
+
+
 @given(all_settings())
 def test_settings_survive_json(settings):
     again = RunSettings.model_validate_json(settings.model_dump_json())

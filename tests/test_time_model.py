@@ -198,7 +198,8 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     ({"disk_gb_s": -1.0}, "disk_gb_s=-1.0: "),
     ({"disk_gb_s": "fast"}, "disk_gb_s='fast': "),
     ({"h2d_gb_s": None}, "h2d_gb_s=None: "),
-    ({"disk_gbps": 1.0}, "disk_gbps=1.0: "),
+    ({"disk_gbps": 1.0}, "disk_gbps is no field of a machine profile; if another version wrote it"),
+    ({"host_ram_gib": 1e308}, "host_ram_gib=1e+308: "),
 ])
 def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
     file = tmp_path / "profile.json"
@@ -212,6 +213,7 @@ def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
 @pytest.mark.parametrize("text, complaint", [
     ("", "not a readable JSON file"), ("{", "not a readable JSON file"), ("[1]", "instead of a JSON object"),
     ('{"name": "half"}', "gpu_mem_gib is missing"), ("\xff", "not a readable JSON file"),
+    ('{"machine": {"name": "Tesla T4"}, "disk_read_gb_s": 1.0}', "ceilings, no profile; .*machine-profile.json beside"),
 ])
 def test_a_file_that_is_no_profile_is_refused(tmp_path, text, complaint):
     file = tmp_path / "profile.json"
@@ -219,6 +221,12 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path, text, complaint):
     with pytest.raises(Refused, match=complaint) as refusal:
         load(str(file))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("path, kind", [("/", "it is a folder"), ("/dev/zero", "it is a device or a pipe")])
+def test_what_is_no_file_is_named(path, kind):
+    with pytest.raises(Refused, match=kind):
+        load(path)
 
 
 def test_an_unknown_profile_is_refused_with_the_choices():
