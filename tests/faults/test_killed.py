@@ -22,6 +22,7 @@ from helpers.settings import Workload
 
 SPLITS = ("100 0 100 0 100 0", "50 50 100 0 100 0", "50 0 100 0 100 0", "0 0 100 0 100 0")
 WORK = Workload(gpu_batch_size=1, prompt_len=16, gen_len=3)
+LIMIT_S = 120
 SWEEP = f"""
 import sys
 sys.path[:0] = [{str(lab.ROOT)!r}, {str(Path(__file__).parents[1])!r}]
@@ -121,6 +122,20 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
     assert len(done) == 5 and set(done.values()) == {1}
     assert os.listdir(tmp_path / "home" / "offload") == []
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_ctrl_c_in_the_suite_ends_it_with_a_sentence_and_keeps_what_was_measured(command_line, tmp_path):
+    program = command_line.start("run", "q1", "--device", "emulated", "--output", tmp_path, start_new_session=True)
+    deadline = time.monotonic() + LIMIT_S
+    while not readable(tmp_path / lab.LOG_NAME):
+        assert time.monotonic() < deadline and program.poll() is None
+        time.sleep(0.1)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to all that is in the foreground
+    _, said = program.communicate(timeout=LIMIT_S)
+    assert program.returncode == 1
+    assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
+    assert readable(tmp_path / lab.LOG_NAME)[0].status == "done"
+    command_line.wait_for_all_to_end()
 
 
 @pytest.mark.parametrize("after", ["tempfile.mkdtemp", "psutil.Process.create_time", "os.unlink"])
