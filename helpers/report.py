@@ -12,11 +12,11 @@ import pandas as pd
 from markdown_it import MarkdownIt
 
 from helpers import analysis, figures, paths, points as rows_of_figures, tables
-from helpers.analysis.values import in_line, plain
+from helpers.analysis.values import in_line, listed, plain
 from helpers.engine.emulation import EMULATED_T4
 from helpers.figures import Plot
 from helpers.homework import QUESTIONS
-from helpers.points import Point, homework_rows
+from helpers.points import Point, Rows, homework_rows
 from helpers.tables import Table
 
 # What each question asks, under its heading.
@@ -119,8 +119,8 @@ def markdown(
     blocks.append(tables.provenance(rows) if rows.by_id else "The figures hold none of the homework's runs.")
     for question, (heading, table_names, plot_names) in SECTIONS.items():
         blocks += [f"## {heading}", f"*{ASKED[question]}*"]
-        if not any(row.id in rows.by_id for row in QUESTIONS[question]):
-            blocks.append("No run of this question is in the figures.")
+        if missing := _not_run(question, rows):
+            blocks.append(missing)
             continue
         blocks += [all_tables[name].markdown for name in table_names]
         blocks += [_image(all_plots[name]) for name in plot_names if all_plots[name].drawn]
@@ -144,6 +144,20 @@ def markdown(
         caption = "Runs that are not the homework's, or that its sections above do not use."
         blocks += ["### Not the homework's", _first_rows(_only(all_tables["all_rows"], ~in_homework, caption)).markdown]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def _not_run(question: str, rows: Rows) -> str:
+    """That none of the runs that only this question has is there, and how to have them; empty if one is."""
+    others = {row.id for other, its in QUESTIONS.items() if other != question for row in its}
+    there = [row for row in QUESTIONS[question] if row.id in rows.by_id]
+    if any(row.id not in others for row in there):
+        return ""
+    if not there:
+        return f"No run of this question is in the figures: `python -m helpers run {question}` makes them."
+    return (
+        f"Of this question's runs only those are in the figures that other questions have too "
+        f"({listed([row.label for row in there])}): `python -m helpers run {question}` makes the rest."
+    )
 
 
 def page(text: str, all_plots: dict[str, Plot]) -> str:

@@ -16,6 +16,7 @@ from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
 from helpers.memory_model import host_memory, largest_batch_bound, peak_gpu_memory, representative_split
 from helpers.models import OptModel
+from helpers.placement import place
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.time_model import Prediction, fastest_latencies, predict
 
@@ -55,9 +56,10 @@ class SearchResult:
 
 @lru_cache
 def all_placements(model: OptModel) -> tuple[tuple[int, int], ...]:
-    """A split (GPU and CPU percent of the weights) for each placement that FlexGen can make of the model."""
+    """A split (GPU and CPU percent of the weights) for each placement that FlexGen can make of the model: of those that
+    are as fast, which differ in vectors alone, the one with most on the GPU comes first."""
     splits = dict.fromkeys(
-        representative_split(model, gpu, cpu) for gpu in range(101) for cpu in range(101 - gpu)
+        representative_split(model, gpu, cpu) for gpu in range(100, -1, -1) for cpu in range(100 - gpu, -1, -1)
     )
     return tuple(splits)
 
@@ -151,7 +153,22 @@ def best(model: str, profile: MachineProfile, prompt_len: int, gen_len: int) -> 
             f"{model} with {prompt_len} + {gen_len} tokens does not fit {profile.name} in any setting: "
             f"{profile.gpu_mem_gib:g} GiB on the GPU, {profile.host_ram_gib:g} GiB of RAM"
         )
-    return SearchResult(found[0], tuple(found[1:]), compared, _limit(found[0], profile))
+    limit = _limit(found[0], profile)
+    found = [Choice(_asked_as_achieved(choice.settings), choice.prediction) for choice in found]
+    return SearchResult(found[0], tuple(found[1:]), compared, limit)
+
+
+def _asked_as_achieved(settings: RunSettings) -> RunSettings:
+    """The same placement by the split whose shares are nearest to what comes of it: 100 0 and not 88 0, where both put
+    everything on the GPU."""
+    model, split = settings.opt_model, settings.split
+    placed = representative_split(model, split.weights_gpu, split.weights_cpu)
+    bytes_by_tier = place(model, *placed, settings.compress_weight).bytes_by_tier
+    gpu, cpu = (100 * bytes_by_tier[tier] / sum(bytes_by_tier.values()) for tier in ("gpu", "cpu"))
+    same = [(g, c) for g in range(101) for c in range(101 - g) if representative_split(model, g, c) == placed]
+    nearest = min(same, key=lambda asked: abs(asked[0] - gpu) + abs(asked[1] - cpu) + abs(sum(asked) - gpu - cpu))
+    split = split.model_copy(update=dict(zip(("weights_gpu", "weights_cpu"), nearest)))
+    return settings.model_copy(update={"split": split})
 
 
 def _kinds(model: str, prompt_len: int, gen_len: int) -> Iterator[RunSettings]:

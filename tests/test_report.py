@@ -55,9 +55,22 @@ def test_plots_named_in_the_markdown_are_there(handed_in):
         assert (folder / name).is_file()
 
 
+def test_a_question_of_which_only_a_shared_run_is_there_is_a_sentence(tmp_path):
+    shared = make_record()
+    own = make_record(settings={"debug_mode": "breakdown"})
+    log = Log(tmp_path / "results.jsonl")
+    log.append(shared)
+    log.append(own)
+    report.analyze(log.path, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    for question in ("q1", "q2", "q3"):
+        assert f"that other questions have too (100 % disk): `python -m helpers run {question}` makes the rest." in text
+    assert "(a) Within a class" not in text and "Part 2" in text
+
+
 def test_a_log_gives_machine_versions_and_commands(tmp_path):
     log = Log(tmp_path / "results.jsonl")
-    log.append(make_record(notes=("a <b>note</b>",)))
+    log.append(make_record("50 50 100 0 100 0", notes=("a <b>note</b>",)))
     report.analyze(log.path, tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     for words in ("Tesla T4", "14.6 GiB", "torch 2.11", "python ...", "measured on CUDA", "Missing"):

@@ -42,6 +42,24 @@ def test_what_is_proposed_fits_with_all_of_its_range(case):
         assert choice.prediction.fits
 
 
+@pytest.mark.parametrize("case", ["everything fits the GPU", "the GPU is small"])
+def test_no_split_with_the_same_placement_is_nearer_to_what_comes_of_it(case):
+    model, _, *_ = CASES[case]
+    layers = {
+        (gpu, cpu): place(models.resolve(model), gpu, cpu, False).layers
+        for gpu in range(101) for cpu in range(101 - gpu)
+    }
+    for choice in (result(case).best, *result(case).runners_up):
+        asked = choice.settings.split.percent[:2]
+        of_tier = place(models.resolve(model), *asked, choice.settings.compress_weight).bytes_by_tier
+        gpu, cpu = (100 * of_tier[tier] / sum(of_tier.values()) for tier in ("gpu", "cpu"))
+        distances = {
+            split: abs(split[0] - gpu) + abs(split[1] - cpu) + abs(sum(split) - gpu - cpu)
+            for split, its in layers.items() if its == layers[asked]
+        }
+        assert distances[asked] == min(distances.values())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_that_fits_is_faster(case):
     """Random settings of all kinds, those that the search does not compare among them."""
