@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -23,14 +24,17 @@ def at(*speeds):
 class Machine:
     """Cores with so many seconds a loop; a list is taken look by look, its last for ever. Loops move the clock."""
 
-    def __init__(self, **cores):
+    def __init__(self, off=(), **cores):
         self.cores = {int(name.removeprefix("cpu")): list(seconds) for name, seconds in cores.items()}
-        self.allowed, self.tried, self.now_s = set(self.cores), [], 0.0
+        self.allowed, self.tried, self.now_s, self.off = set(self.cores), [], 0.0, set(off)
 
     def sched_getaffinity(self, pid):
         return self.allowed
 
     def sched_setaffinity(self, pid, cpus):
+        self.now_s += 1e-6
+        if not set(cpus) - self.off:
+            raise OSError(errno.EINVAL, "Invalid argument")
         self.allowed = set(cpus)
         if len(self.allowed) == 1:
             self.tried += self.allowed
@@ -73,13 +77,27 @@ def test_it_takes_the_fastest_there_is_when_others_use_them_all(machine):
     here = machine(cpu0=[SHARED_S], cpu1=[SHARED_S * 1.5], cpu2=[SHARED_S * 1.2])
     Core(FAST_S).change()
     assert here.tried[-1] == 0 and here.allowed == {0, 1, 2}
-    assert PATIENCE_S <= here.now_s < PATIENCE_S + 4 * SHARED_S * 1.5
+    assert PATIENCE_S <= here.now_s < PATIENCE_S + 2 * SHARED_S
 
 
 def test_a_core_that_others_leave_is_taken(machine):
     here = machine(cpu0=[SHARED_S], cpu1=[SHARED_S] * 5 + [FAST_S])
     Core(FAST_S).change()
     assert here.tried[-1] == 1 and len(here.tried) == 11
+
+
+def test_of_very_many_it_sees_as_many_as_it_has_time_for(machine):
+    here = machine(**{f"cpu{n}": [SHARED_S + n * 1e-6] for n in range(1000)})
+    Core().change()
+    assert here.tried[-1] == min(here.tried) > 0 and len(here.allowed) == 1000
+    assert PATIENCE_S <= here.now_s < PATIENCE_S + 0.01
+
+
+@pytest.mark.parametrize("off", [{1}, {0, 1, 2}])
+def test_a_core_that_is_switched_off_is_left_out(machine, off):
+    here = machine(off=off, cpu0=[FAST_S], cpu1=[FAST_S], cpu2=[SHARED_S])
+    Core(FAST_S).change()
+    assert here.tried == ([2, 0] if off == {1} else []) and here.allowed == {0, 1, 2}
 
 
 def test_the_speed_is_that_of_the_slowest_look_and_a_search_is_none(machine):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from itertools import cycle
 
 LOOP_STEPS = 300_000
 FULL_SPEED = 0.87  # of the fastest seen: cores with a busy other half had 0.4 to 0.8, others differed by 0.05
@@ -38,25 +39,32 @@ class Core:
         thread may be moved by the system afterwards as before."""
         allowed = os.sched_getaffinity(0)
         known_s, until_s = self.fastest_loop_s or 0.0, time.monotonic() + PATIENCE_S
-        try:
-            while True:
-                took_s = {}
-                for cpu in sorted(allowed, reverse=True):  # the first ones serve interrupts
-                    os.sched_setaffinity(0, {cpu})
-                    took_s[cpu] = self._timed_s()
-                    if FULL_SPEED * took_s[cpu] <= known_s:
-                        return
-                if time.monotonic() >= until_s:
-                    os.sched_setaffinity(0, {min(took_s, key=lambda cpu: took_s[cpu])})
-                    return
-                known_s = self.fastest_loop_s
-        finally:
-            os.sched_setaffinity(0, allowed)
+        took_s: dict[int, float] = {}
+        for cpu in cycle(sorted(allowed, reverse=True)):  # the first ones serve interrupts
+            if _keep_to({cpu}):
+                took_s[cpu] = self._timed_s()
+                if FULL_SPEED * took_s[cpu] <= known_s:
+                    break
+                if len(took_s) == len(allowed):
+                    known_s = self.fastest_loop_s
+            if time.monotonic() >= until_s:
+                _keep_to({min(took_s, key=lambda cpu: took_s[cpu])} if took_s else allowed)
+                break
+        _keep_to(allowed)
 
     def _timed_s(self) -> float:
         now_s = loop_s()
         self.fastest_loop_s = min(self.fastest_loop_s or now_s, now_s)
         return now_s
+
+
+def _keep_to(cpus: set[int]) -> bool:
+    """Have this thread run on these alone, if the system lets it: a core may be switched off meanwhile."""
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:
+        return False
+    return True
 
 
 def loop_s() -> float:
