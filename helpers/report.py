@@ -155,8 +155,8 @@ def _not_run(question: str, rows: Rows) -> str:
     if not there:
         return f"No run of this question is in the figures: `python -m helpers run {question}` makes them."
     return (
-        f"Of this question's runs only those are in the figures that other questions have too "
-        f"({listed([row.label for row in there])}): `python -m helpers run {question}` makes the rest."
+        f"Only runs that other questions share are in the figures ({listed([row.label for row in there])}): "
+        f"`python -m helpers run {question}` makes the rest."
     )
 
 

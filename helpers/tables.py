@@ -338,7 +338,7 @@ def all_rows(points: Iterable[Point]) -> Table:
             "prefill_latency_s": point.prefill_latency_s, "decode_latency_s": point.decode_latency_s,
             "peak_gpu_mem_gib": point.peak_gpu_mem_gib, "bytes_from_disk": point.bytes_from_disk,
             "bytes_expected_from_disk": point.bytes_expected_from_disk, "repeats": point.repeats,
-            "status": point.status, "reason": point.reason,
+            "projected": point.debug_mode is not None, "status": point.status, "reason": point.reason,
         })
         work = point.workload
         shown.append({
@@ -351,7 +351,8 @@ def all_rows(points: Iterable[Point]) -> Table:
                 "4-bit weights" if point.compress_weight else "", point.debug_mode, point.other_options,
                 f"page cache {point.page_cache}" if point.page_cache else "",
             ))) or NOT_KNOWN,
-            "Throughput (token/s)": _throughput(point), "Peak GPU mem (GiB)": _gib(point.peak_gpu_mem_gib),
+            "Throughput (token/s)": _throughput(point) + (" (projected)" if point.debug_mode else ""),
+            "Peak GPU mem (GiB)": _gib(point.peak_gpu_mem_gib),
             "Status": point.status + (f": {in_line(point.reason)}" if point.reason else ""),
         })
     return Table("all_rows", "Every run in the figures.", pd.DataFrame(raw), pd.DataFrame(shown).astype(str))

@@ -11,7 +11,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from factories import T4, changed
 from helpers import analysis, memory_model
-from helpers.analysis.values import Value, in_line, listed, order_of_magnitude, plain, seconds, size
+from helpers.analysis.values import Value, in_line, listed, nearest_power_of_ten, plain, seconds, size
 from helpers.homework import DISK, QUESTIONS
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
@@ -88,8 +88,7 @@ def test_q4_gives_the_hand_ins_class_and_ratios():
     io = analysis.q4(T4)
     assert io.classes[0].by_rule == "A"
     assert f"{io.gpu.load_over_compute:.4f} {io.disk.load_over_compute:.2f}" == "0.0054 33.51"
-    assert order_of_magnitude(io.load_ratio) == 4
-    assert "6,700x" in io.markdown and "4 orders of magnitude" in io.markdown
+    assert "6,700x, 3.8 orders of magnitude" in io.markdown
     assert "practically the same" in text(io, "(a)")
 
 
@@ -139,8 +138,8 @@ def test_a_disk_tier_faster_than_pcie_is_said():
 
 
 def test_rates_far_apart_and_near_are_told_apart():
-    assert "within one order of magnitude" in analysis.q1(speeds(100, 50, 40, 30, 20)).markdown
-    assert "2 orders of magnitude" in analysis.q1(T4).markdown
+    assert "less than an order of magnitude" in analysis.q1(speeds(100, 50, 40, 30, 20)).markdown
+    assert "1.6 orders of magnitude" in analysis.q1(T4).markdown
 
 
 # ---- question 2
@@ -373,7 +372,11 @@ def test_plain_numbers_keep_three_digits_and_have_no_exponent(value):
 
 
 def test_words():
-    assert (plain(6737.3, 2), seconds(0.000033), size(1414471680)) == ("6,700", "33.0 µs", "1.41 GB")
+    assert (plain(6737.3, 2), size(1414471680)) == ("6,700", "1.41 GB")
+    assert [seconds(s) for s in (0.0000033, 0.000033, 0.00558, 0.1, 36.8)] == [
+        "3.30 µs", "0.0330 ms", "5.58 ms", "0.100 s", "36.8 s"
+    ]
+    assert [nearest_power_of_ten(x) for x in (0.35, 3.2, 8.67, 39.4, 63)] == [0.1, 1, 10, 10, 100]
     assert (listed([]), listed("a"), listed("abc")) == ("", "a", "a, b and c")
     assert in_line("a|b\n<i>") == r"a\|b \<i\>"
 
@@ -393,7 +396,7 @@ def test_page_cache_is_no_reason_where_the_emulation_paces_the_disk():
 @pytest.mark.parametrize("medians, said, not_said", [
     ((0.006, 0.006), "the means differ, the medians are practically the same", "something besides"),
     ((0.006, 0.012), "something besides computing (threads", "cold"),
-    ((None, None), "a cold first call", "medians"),
+    ((None, None), "cold first calls", "medians"),
 ])
 def test_a_cold_first_call_is_not_blamed_for_what_the_medians_show(medians, said, not_said):
     name = "compute_layer_decoding_s"
@@ -403,6 +406,19 @@ def test_a_cold_first_call_is_not_blamed_for_what_the_medians_show(medians, said
     ))
     text = next(part.text for part in answer.parts if part.title.startswith("(a)"))
     assert said in text and not_said not in text
+
+
+def test_a_few_slow_calls_do_not_decide_what_takes_longer():
+    """An H200's breakdown with all weights on disk: three of twenty calls loaded kernels."""
+    compute, load = "compute_layer_decoding_s", "load_weight_s"
+    answer = analysis.q4(changed(q4_breakdown_disk={
+        load: 0.00559, f"{load}_median": 0.00531, compute: 0.00636, f"{compute}_median": 0.000809,
+    }))
+    text = next(part.text for part in answer.parts if part.title.startswith("Part 2"))
+    assert "5.59 ms / 6.36 ms = 0.88 by the means that FlexGen prints." in text
+    assert "By the medians 5.31 ms / 0.809 ms = 6.56." in text
+    assert "So load_weight is the longer part of a usual layer-step. A few slow calls" in text
+    assert "raise the mean of compute_layer_decoding." in text
 
 
 def test_a_step_that_costs_nothing_is_explained_by_what_hides_it():

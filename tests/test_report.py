@@ -64,7 +64,7 @@ def test_a_question_of_which_only_a_shared_run_is_there_is_a_sentence(tmp_path):
     report.analyze(log.path, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for question in ("q1", "q2", "q3"):
-        assert f"that other questions have too (100 % disk): `python -m helpers run {question}` makes the rest." in text
+        assert f"other questions share are in the figures (100 % disk): `python -m helpers run {question}`" in text
     assert "(a) Within a class" not in text and "Part 2" in text
 
 

@@ -157,7 +157,9 @@ def _scaling(rows: Rows, steps: tuple[BatchStep, ...]) -> str:
     else:
         sentences.append(
             f"{fixed}, so if that were all, wall time would stay and the ratio be the ideal one. The wall time grew: "
-            "something that grows with the batch (computing, the KV cache) is no longer hidden behind the weights."
+            "something that grows with the batch (computing, the KV cache) is no longer hidden behind the weights"
+            + ("." if any(step.wall_time_ratio.repeated for step in steps) else
+               ", or the machine was busier: each batch was measured once.")
         )
         sentences += _computing(rows)
     return " ".join(sentences)
@@ -244,6 +246,9 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
         if growth.largest_batch is not None:
             first = "Memory" if growth.largest_batch < growth.compute_overtakes_at else "Computing"
             words.append(f"{first} is the limit that is met first.")
+    elif throughput(rows.done("q1-1")) is None:
+        words.append("At which batch computing would take as long as bringing the weights cannot be worked out without "
+                     "the run with 100 % on the GPU (`python -m helpers run q1`).")
     return " ".join(words)
 
 

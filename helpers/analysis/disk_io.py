@@ -9,6 +9,7 @@ from helpers import models
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.values import (
     EMULATED,
+    FAR,
     Answer,
     Part,
     Value,
@@ -16,7 +17,6 @@ from helpers.analysis.values import (
     in_line,
     latency,
     listed,
-    order_of_magnitude,
     orders,
     percent,
     plain,
@@ -73,10 +73,17 @@ class Breakdown:
     load_weight_s: float
     compute_s: float
     compute_s_median: float | None = None
+    load_weight_s_median: float | None = None
 
     @property
     def load_over_compute(self) -> float | None:
         return self.load_weight_s / self.compute_s if self.compute_s else None
+
+    @property
+    def load_over_compute_by_median(self) -> float | None:
+        if self.load_weight_s_median is None or not self.compute_s_median:
+            return None
+        return self.load_weight_s_median / self.compute_s_median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +219,8 @@ def _class_in_words(found: DiskClass) -> str:
 def _breakdown(point: Point | None) -> Breakdown | None:
     if point is None or point.load_weight_s is None or point.compute_layer_decoding_s is None:
         return None
-    return Breakdown(point.load_weight_s, point.compute_layer_decoding_s, point.compute_layer_decoding_s_median)
+    return Breakdown(point.load_weight_s, point.compute_layer_decoding_s, point.compute_layer_decoding_s_median,
+                     point.load_weight_s_median)
 
 
 def _without(answer: DiskIO) -> str | None:
@@ -222,31 +230,38 @@ def _without(answer: DiskIO) -> str | None:
 
 def _part_2(rows: Rows, answer: DiskIO) -> str:
     words = []
-    for name, row_id, found in (
-        ("Baseline (100 % GPU)", "q4-breakdown-gpu", answer.gpu), ("100 % disk", "q4-breakdown-disk", answer.disk)
-    ):
+    for name, found in (("Baseline (100 % GPU)", answer.gpu), ("100 % disk", answer.disk)):
         if found is None:
             words.append(f"{name}: no breakdown.")
             continue
-        bound = "" if found.load_over_compute is None else (
-            f" = {times(found.load_over_compute)}: "
-            f"{'load_weight' if found.load_over_compute > 1 else 'computing'} is the longer part."
-        )
-        words.append(f"{name}: load / compute = {seconds(found.load_weight_s)} / {seconds(found.compute_s)}{bound}")
-        words += _means_and_medians(rows.done(row_id))
+        by_mean, by_median = found.load_over_compute, found.load_over_compute_by_median
+        ratio = "" if by_mean is None else f" = {times(by_mean)}"
+        words.append(f"{name}: load / compute = {seconds(found.load_weight_s)} / {seconds(found.compute_s)}{ratio}"
+                     + (" by the means that FlexGen prints." if by_median is not None else "."))
+        if by_median is not None:
+            words.append(f"By the medians {seconds(found.load_weight_s_median)} / {seconds(found.compute_s_median)} = "
+                         f"{times(by_median)}.")
+        usual = by_median if by_median is not None else by_mean
+        if usual is not None:
+            longer = "load_weight" if usual > 1 else "computing"
+            of_what = " of a usual layer-step" if by_median is not None else ""
+            words.append(f"So {longer} is the longer part{of_what}.")
+        words += _slow_calls(found)
     if answer.disk is not None:
         words += _against_the_pass(rows, answer.disk)
     return " ".join(words)
 
 
-def _means_and_medians(point: Point) -> list[str]:
-    mean, median = point.load_weight_s, point.load_weight_s_median
-    if median is None:
-        return []
-    words = f"The median of load_weight is {seconds(median)}"
-    if mean > 1.25 * median:
-        words += ": a few slow calls, the first, cold one among them, raise the mean that FlexGen prints"
-    return [words + "."]
+def _slow_calls(found: Breakdown) -> list[str]:
+    """Which means a few slow calls move, where the medians tell."""
+    moved = ["load_weight"] if _moved(found.load_weight_s, found.load_weight_s_median) else []
+    moved += ["compute_layer_decoding"] if _moved(found.compute_s, found.compute_s_median) else []
+    return [f"A few slow calls, the first ones among them (cold, and loading kernels), raise the mean of "
+            f"{listed(moved)}."] if moved else []
+
+
+def _moved(mean: float, median: float | None) -> bool:
+    return median is not None and mean > SAME_COMPUTE * median
 
 
 def _against_the_pass(rows: Rows, disk: Breakdown) -> list[str]:
@@ -285,7 +300,10 @@ def _compute(answer: DiskIO) -> str:
         return (f"{words}: the means differ, the medians are practically the same. A few slow calls, a cold first one "
                 "among them, move the mean; offloading does not change what is computed.")
     others = "threads that copy on the same cores, other clocks"
-    causes = others if by_median is not None else f"a cold first call, {others}"
+    slow_calls = by_median is None or any(
+        _moved(found.compute_s, found.compute_s_median) for found in (answer.gpu, answer.disk)
+    )
+    causes = f"cold first calls, {others}" if slow_calls else others
     return (f"{words}: not the same, although the amount to compute is. Offloading does not change it; the timer must "
             f"hold something besides computing ({causes}).")
 
@@ -297,10 +315,9 @@ def _load(rows: Rows, answer: DiskIO) -> str:
     before, after, change = answer.gpu.load_weight_s, answer.disk.load_weight_s, answer.load_ratio
     if not change:
         return f"{seconds(before)} against {seconds(after)}: one of them is 0, so there is no ratio."
-    magnitude = order_of_magnitude(change)
     words = f"{seconds(before)} against {seconds(after)}: about {plain(change, 2)}x, "
-    words += f"{orders(magnitude)}." if magnitude else "less than one order of magnitude."
-    if magnitude > 0:
+    words += f"{orders(change)}." if change >= FAR else "less than an order of magnitude."
+    if change >= FAR:
         words += (" With the weights on the GPU load_weight has nothing to move; from disk each layer comes "
                   "through CPU memory and over PCIe before it can be used.")
         if answer.compute_ratio and 1 / SAME_COMPUTE <= answer.compute_ratio <= SAME_COMPUTE:

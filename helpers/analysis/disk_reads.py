@@ -104,7 +104,8 @@ def disk_reads(points: Iterable[Point]) -> tuple[DiskReads, ...]:
     for question in QUESTIONS.values():
         for row in question:
             point = rows.done(row.id)
-            if point is not None and row.id not in found and point.debug_mode is None:
+            known = any(point is rows.done(row_id) for row_id in found)
+            if point is not None and not known and point.debug_mode is None:
                 reads = of_point(_label(row), point, rows)
                 if reads is not None:
                     found[row.id] = reads

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.values import (
+    FAR,
     Answer,
     Part,
     Value,
     capital,
     gaps,
     listed,
-    order_of_magnitude,
+    nearest_power_of_ten,
     orders,
     pass_time,
     plain,
@@ -336,21 +337,20 @@ def _within_pair(steps: tuple[Step, ...], rates: Rates) -> str:
 
 def _bandwidths(rates: Rates, disk_wins: list[bool]) -> str:
     faster = rates.host_to_device / rates.disk
-    at_least = "at least " if rates.host_to_device_hidden else ""
     words = (
-        f"From these figures PCIe gives {at_least}{rate(rates.host_to_device, rates.digits)} (order of "
+        f"From these figures PCIe gives at least {rate(rates.host_to_device, rates.digits)} (order of "
         f"{_power(rates.host_to_device)} GB/s) and the disk tier {rate(rates.disk, rates.digits)} "
         f"(order of {_power(rates.disk)} GB/s)"
     )
     if faster > 1:
-        magnitude = order_of_magnitude(faster)
-        gap = f", about {orders(magnitude)}" if magnitude else ", within one order of magnitude"
+        far = faster >= FAR
+        gap = f", {orders(faster)}" if far else ", less than an order of magnitude"
         words += f": PCIe is {plain(faster, 2)} times as fast{gap}."
         if disk_wins and all(disk_wins):
             words += (" The same share of the weights moved one tier down therefore costs far more from CPU to disk "
-                      "than from GPU to CPU." if magnitude else
+                      "than from GPU to CPU." if far else
                       " The same share of the weights moved one tier down costs more from CPU to disk than from GPU "
-                      "to CPU, by no large factor.")
+                      "to CPU, but not by orders of magnitude.")
         elif disk_wins:
             words += (" That alone would make disk the larger in both pairs; where PCIe is the larger, its step "
                       "starts from a shorter pass or holds something else besides the copies (see above).")
@@ -361,4 +361,4 @@ def _bandwidths(rates: Rates, disk_wins: list[bool]) -> str:
 
 
 def _power(bytes_per_s: float) -> str:
-    return f"{10.0 ** order_of_magnitude(bytes_per_s / 1e9):g}"
+    return plain(nearest_power_of_ten(bytes_per_s / 1e9), 1)

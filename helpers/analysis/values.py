@@ -13,6 +13,8 @@ from helpers.points import Point, Rows
 EMULATED = "measured on the emulated GPU"
 # Figures without repeats: a smaller relative difference is not called one (rounded figures hide as much).
 SAME_WITHIN = 0.02
+# From this ratio on orders of magnitude are spoken of.
+FAR = 10.0
 # Two ratios nearer than this are called close.
 CLOSE_WITHIN = 0.10
 
@@ -173,10 +175,11 @@ def _ratio(value: float) -> str:
 
 
 def seconds(value: float, digits: int = 3) -> str:
-    """A time in s, below 1 ms in µs."""
-    if value and abs(value) < 1e-3:
-        return f"{plain(value * 1e6, digits)} µs"
-    return f"{plain(value, digits)} s"
+    """A time in s, below 0.1 s in ms, below 10 µs in µs."""
+    for unit, scale, least in (("s", 1.0, 0.1), ("ms", 1e3, 1e-5), ("µs", 1e6, 0.0)):
+        if abs(value) >= least and value:
+            return f"{plain(value * scale, digits)} {unit}"
+    return "0 s"
 
 
 def size(count: float) -> str:
@@ -199,17 +202,19 @@ def gib(value: float) -> str:
     return plain(value) if value < 0.1 else f"{value:,.3f}"
 
 
-def order_of_magnitude(value: float) -> int:
-    """The power of ten nearest to a ratio, on a log scale: 6,737 is 4 orders of magnitude."""
-    return round(math.log10(value))
+def nearest_power_of_ten(value: float) -> float:
+    """1, 10, 100 ..., whichever is nearest: 39 is of the order of 10, 63 of the order of 100."""
+    below = 10.0 ** math.floor(math.log10(value))
+    return below if value < 5.5 * below else 10 * below
 
 
-def orders(count: int) -> str:
-    return f"{count} order of magnitude" if count == 1 else f"{count} orders of magnitude"
+def orders(ratio: float) -> str:
+    """A ratio as orders of magnitude: 40 times are 1.6, 6,737 times 3.8."""
+    return f"{math.log10(ratio):.1f} orders of magnitude"
 
 
 def percent(share: float) -> str:
-    return f"{plain(100 * share, 2)} %"
+    return f"{plain(100 * share, 3 if share > 1 else 2)} %"
 
 
 def capital(words: str) -> str:
