@@ -81,8 +81,7 @@ def run(
     known = {} if fresh else _known(log, dict(zip(keys, wanted)))
 
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
-    if root.is_dir():
-        launcher.remove_leftovers(root)
+    launcher.remove_leftovers(root)
     if todo:
         paths.check_writable(log.path)
         paths.try_out(root, "offload folder")
@@ -133,7 +132,8 @@ def run_key(settings: RunSettings, where: Machine) -> str:
     memory are not asked.
     """
     kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib))
-    text = f"{settings.model_dump_json()} {kind} {METHOD_VERSION}"
+    model = settings.opt_model if models.local_folder(settings.model) else ""  # a folder may get another model
+    text = f"{settings.model_dump_json()}{model} {kind} {METHOD_VERSION}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from helpers.errors import Refused
 from helpers.settings import Frozen
@@ -21,9 +21,16 @@ GIB, MIB = 2**30, 2**20
 CEILINGS_NAME = "machine.json"
 PROFILE_NAME = "machine-profile.json"
 
-LARGEST = 1e12  # beyond it no machine is, and sums of bytes are no numbers any more
-Rate = Annotated[float, Field(gt=0, le=LARGEST)]
+SMALLEST, LARGEST = 1e-12, 1e12  # beyond them no machine is, and seconds and bytes are no numbers any more
+Rate = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+MOST_SHOWN = 200  # characters of a name
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("characters that cannot be printed")
+    return name
 
 
 class MachineProfile(Frozen):
@@ -34,7 +41,7 @@ class MachineProfile(Frozen):
     pass; the page cache for those files is what is left.
     """
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=MOST_SHOWN), AfterValidator(_printable)]
     gpu_mem_gib: Rate
     gpu_overhead_gib: Amount
     gpu_mem_gb_s: Rate
@@ -96,10 +103,10 @@ def load(name_or_path: str) -> MachineProfile:
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.isfile(path):
         kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
-        what = f"it is {kind}" if os.path.exists(path) else "there is no such file"
+        what = f"it is {kind}" if name_or_path and os.path.exists(path) else "there is no such file"
         raise Refused(
-            f"machine {name_or_path!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with one: {what}; "
-            f"notebook 00 writes outputs/{PROFILE_NAME} on a machine with a GPU"
+            f"machine {name_or_path[:MOST_SHOWN]!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with "
+            f"one: {what}; notebook 00 writes outputs/{PROFILE_NAME} on a machine with a GPU"
         )
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -38,8 +38,16 @@ def folder(given: Any, what: str) -> Path:
     return path
 
 
+def check_file(path: Path) -> None:
+    """Raises Refused for what is there and no file: opening a pipe would wait for ever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
+        raise Refused(f"{path}: {kind}, not a file; move it away, or choose another folder")
+
+
 def check_writable(path: Path) -> None:
     """Make a file's folder, and the file. Raises Refused if it cannot be written."""
+    check_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab"):

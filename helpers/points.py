@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from helpers import models
+from helpers import models, paths
 from helpers.errors import Refused
 from helpers.homework import EXTRAS, QUESTIONS, Row
 from helpers.placement import Placement, place
@@ -208,7 +208,8 @@ def read(path: str | Path) -> tuple[Point, ...]:
     readers = {".csv": read_csv, ".jsonl": read_jsonl}
     if path.suffix.lower() not in readers:
         raise Refused(f"{path}: neither a .csv of figures nor a .jsonl result log")
-    if not os.path.isfile(path):
+    paths.check_file(path)
+    if not os.path.exists(path):
         raise Refused(f"{path}: no such file")
     return readers[path.suffix.lower()](path)
 

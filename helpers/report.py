@@ -153,10 +153,13 @@ def _not_run(question: str, rows: Rows) -> str:
     if any(row.id not in others for row in there):
         return ""
     if not there:
-        return f"No run of this question is in the figures: `python -m helpers run {question}` makes them."
+        return (
+            f"No run of this question is in the figures: `python -m helpers run {question}`, with the options of the "
+            "others, makes them."
+        )
     return (
         f"Only runs that other questions share are in the figures ({listed([row.label for row in there])}): "
-        f"`python -m helpers run {question}` makes the rest."
+        f"`python -m helpers run {question}`, with the options of these, makes the rest."
     )
 
 

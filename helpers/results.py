@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from helpers import paths
 from helpers.errors import Refused
 from helpers.settings import Frozen, RunSettings, in_one_line
 
@@ -264,6 +265,7 @@ class Log:
         """Each line that is not empty: its number, where it begins, itself. Raises Refused for a log that may not be
         read."""
         offset = 0
+        paths.check_file(self.path)
         try:
             with open(self.path, "rb") as log:
                 for number, line in enumerate(log, start=1):

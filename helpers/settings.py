@@ -255,9 +255,11 @@ class RunSettings(Frozen):
         own = model in models.SYNTHETIC_MODELS or (
             models.local_folder(self.model) and model not in models.KNOWN_MODELS.values()
         )
-        notes = [f"FlexGen has no model {model.name}, it is this laboratory's: take another for it"] if own else []
-        beside = {"--page-cache cold": self.page_cache == "cold", "--disk-reader direct": self.disk_reader == "direct",
-                  "--copy-buffer fit": self.copy_buffer == "fit"}
+        notes = [f"FlexGen has no model {model.name}, which is of this laboratory; take another for it"] if own else []
+        beside = {
+            "--device emulated": self.device == "emulated", "--page-cache cold": self.page_cache == "cold",
+            "--disk-reader direct": self.disk_reader == "direct", "--copy-buffer fit": self.copy_buffer == "fit",
+        }
         flags = " ".join(flag for flag, is_set in beside.items() if is_set)
         if flags:
             notes.append(f"run with {flags}, which python -m helpers measure has and FlexGen does not")

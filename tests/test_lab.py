@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 
@@ -67,6 +68,17 @@ def test_a_result_of_another_machine_or_method_is_not_known(monkeypatch):
     assert key != lab.run_key(mini(), here)
 
 
+def test_another_model_in_the_same_folder_is_not_known(tmp_path):
+    keys = []
+    for hidden_size in (64, 128):
+        (tmp_path / "config.json").write_text(json.dumps({
+            "model_type": "opt", "hidden_size": hidden_size, "num_attention_heads": 4, "num_hidden_layers": 2,
+            "ffn_dim": 4 * hidden_size, "vocab_size": 100, "max_position_embeddings": 256,
+        }))
+        keys.append(lab.run_key(mini(model=str(tmp_path)), lab.describe_machine("emulated")))
+    assert keys[0] != keys[1]
+
+
 def test_a_record_of_other_settings_is_not_known_whatever_its_key(tmp_path):
     asked, other = mini(), mini("50 50 100 0 100 0")
     record = run_one(other, tmp_path)
@@ -78,7 +90,7 @@ def test_a_record_of_other_settings_is_not_known_whatever_its_key(tmp_path):
 
 def test_what_a_killed_run_left_goes_when_all_is_known_too(tmp_path):
     run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
-    left = tmp_path / "offload" / "run-999999999-1-x"
+    left = tmp_path / "offload" / f"run-999999999-1-{launcher.whereabouts()}-x"
     left.mkdir()
     run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
     assert not left.exists() and len(log_of(tmp_path)) == 1

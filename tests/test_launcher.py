@@ -226,8 +226,8 @@ def test_a_disk_that_fills_up_during_a_run_is_named(small_disk, tmp_path):
 # ---- folders of runs
 
 
-def owned_by(root, pid, created, name):
-    folder = root / f"run-{pid}-{created:.0f}-{name}"
+def owned_by(root, pid, created, name, where=None):
+    folder = root / f"run-{pid}-{created:.0f}-{where or launcher.whereabouts()}-{name}"
     (folder / "offload").mkdir(parents=True)
     return folder
 
@@ -242,11 +242,17 @@ def test_only_what_dead_runs_left_is_removed(root):
     reused = owned_by(root, me.pid, me.create_time() - 3600, "reused")  # this id was another process's
     half_removed = owned_by(root, ended.pid, time.time(), "half")
     (half_removed / "offload").rmdir()
+    elsewhere = owned_by(root, ended.pid, time.time(), "container", where="0123abcd")  # its ids are not ours
     others, unnamed = root / "something", root / "run-of-someones"
     others.mkdir()
     unnamed.mkdir()
     assert set(launcher.remove_leftovers(root)) == {left, reused, half_removed}
-    assert set(root.iterdir()) == {mine, clock_was_set, others, unnamed}
+    assert set(root.iterdir()) == {mine, clock_was_set, elsewhere, others, unnamed}
+
+
+def test_a_folder_that_cannot_be_listed_has_no_leftovers(tmp_path):
+    (tmp_path / "file").touch()
+    assert launcher.remove_leftovers(tmp_path / "nowhere") == launcher.remove_leftovers(tmp_path / "file") == []
 
 
 def test_two_runs_at_once_have_each_their_own_files(tmp_path, root):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from factories import disk_series, make_record
+from helpers import paths, points
 from helpers.errors import Refused
 from helpers.results import Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
 
@@ -94,6 +95,15 @@ def test_many_such_lines_are_one_warning(tmp_path, count, more):
         with pytest.warns(UserWarning, match=rf"line 2: not a record, skipped \(.*{more}") as warned:
             assert len(read()) == 1
         assert len(warned) == 1
+
+
+def test_a_pipe_or_a_folder_is_no_log_and_nobody_waits_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name, kind in (("pipe.jsonl", "a device or a pipe"), ("folder.jsonl", "a folder")):
+        for touch in (lambda path: list(Log(path)), lambda path: Log(path).latest(), paths.check_writable, points.read):
+            with pytest.raises(Refused, match=f"{name}: {kind}, not a file"):
+                touch(tmp_path / name)
 
 
 def test_empty_lines_are_no_records_and_no_fault(tmp_path):

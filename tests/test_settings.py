@@ -205,6 +205,7 @@ def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_
         "vocab_size": 100, "max_position_embeddings": 256,
     }))
     command = mini(model=str(folder)).flexgen_command
+    assert shlex.split(command, comments=False)  # an apostrophe in a comment opens a quotation where there are none
     assert "--model facebook/my-model " in command and "# FlexGen has no model my-model" in command
 
 
@@ -216,6 +217,7 @@ def test_the_command_of_a_run_that_flexgen_cannot_make_says_what_it_lacks(option
     command = mini("0 0 100 0 100 0", model="opt-1.3b", device="cuda", **options).flexgen_command
     assert command.endswith(f"  # run with {flags}, which python -m helpers measure has and FlexGen does not")
     assert "#" not in mini(model="opt-1.3b", device="cuda").flexgen_command
+    assert "# run with --device emulated, which" in mini(model="opt-1.3b").flexgen_command
 
 
 @given(all_settings())

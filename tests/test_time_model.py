@@ -199,7 +199,8 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     ({"disk_gb_s": "fast"}, "disk_gb_s='fast': "),
     ({"h2d_gb_s": None}, "h2d_gb_s=None: "),
     ({"disk_gbps": 1.0}, "disk_gbps is no field of a machine profile; if another version wrote it"),
-    ({"host_ram_gib": 1e308}, "host_ram_gib=1e+308: "),
+    ({"host_ram_gib": 1e308}, "host_ram_gib=1e+308: "), ({"cache_store_gb_s": 5e-324}, "cache_store_gb_s=5e-324: "),
+    ({"name": "a\x1b[2J"}, "cannot be printed"), ({"name": ""}, "name=''"),
 ])
 def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
     file = tmp_path / "profile.json"

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from itertools import cycle
 
-LOOP_STEPS = 300_000
+LOOP_STEPS = 1_000_000  # some 10 ms: longer than the slices in which two threads of this machine take turns
 FULL_SPEED = 0.87  # of the fastest seen: cores with a busy other half had 0.4 to 0.8, others differed by 0.05
 PATIENCE_S = 1.0
 
@@ -68,11 +68,7 @@ def _keep_to(cpus: set[int]) -> bool:
 
 
 def loop_s() -> float:
-    """Seconds of a fixed piece of Python of a few milliseconds: the least of three."""
-    return min(_loop_once_s() for _ in range(3))
-
-
-def _loop_once_s() -> float:
+    """Seconds of a fixed piece of Python."""
     began_s = time.perf_counter()
     for _ in range(LOOP_STEPS):
         pass

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import multiprocessing
 import os
+import platform
 import re
 import shutil
 import signal
@@ -36,7 +38,8 @@ PARENT_CHECK_S = 1.0
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
-OWNED = re.compile(r"run-(\d+)-(\d+)-")  # a run's folder has its owner in its name: process id, start time in s
+# A run's folder has its owner in its name: process id, start time in s, and where such an id means anything.
+OWNED = re.compile(r"run-(\d+)-(\d+)-([0-9a-f]{8})-")
 ROOT = Path(__file__).resolve().parents[2]
 _core = Core()  # the fastest that a run has seen
 
@@ -262,19 +265,35 @@ def _run_folder(root: Path) -> Iterator[Path]:
     remove_leftovers(root)
     me = psutil.Process()
     # Owned from its first moment to its last, however far its making or its removal got.
-    folder = Path(tempfile.mkdtemp(prefix=f"run-{me.pid}-{me.create_time():.0f}-", dir=root))
+    folder = Path(tempfile.mkdtemp(prefix=f"run-{me.pid}-{me.create_time():.0f}-{whereabouts()}-", dir=root))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def whereabouts() -> str:
+    """Where a process id means what it means here: this host and this container, in 8 hexadecimal digits."""
+    try:
+        ids = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no Linux
+        ids = 0
+    return hashlib.sha256(f"{platform.node()} {ids}".encode()).hexdigest()[:8]
+
+
 def remove_leftovers(root: Path) -> list[Path]:
-    """Remove the run folders under `root` whose owner is no more; returns them. Others' folders are left alone."""
+    """Remove the run folders under `root` whose owner is no more; returns them.
+
+    Others' folders are left alone: those of other hosts and containers too, whose processes cannot be seen from here.
+    """
     gone = []
-    for folder in root.iterdir():
+    try:
+        folders = list(root.iterdir())
+    except OSError:  # not there, or not to be listed
+        return []
+    for folder in folders:
         owner = OWNED.match(folder.name)
-        if not owner:
+        if not owner or owner[3] != whereabouts():
             continue
         try:
             alive = abs(psutil.Process(int(owner[1])).create_time() - int(owner[2])) < SAME_START_S

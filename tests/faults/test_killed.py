@@ -124,13 +124,17 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def test_ctrl_c_in_the_suite_ends_it_with_a_sentence_and_keeps_what_was_measured(command_line, tmp_path):
+@pytest.mark.parametrize("end", [
+    lambda program: os.killpg(program.pid, signal.SIGINT),  # Ctrl-C, as a terminal does: to all in the foreground
+    lambda program: program.terminate(),
+])
+def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, command_line, tmp_path):
     program = command_line.start("run", "q1", "--device", "emulated", "--output", tmp_path, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
     while not readable(tmp_path / lab.LOG_NAME):
         assert time.monotonic() < deadline and program.poll() is None
         time.sleep(0.1)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to all that is in the foreground
+    end(program)
     _, said = program.communicate(timeout=LIMIT_S)
     assert program.returncode == 1
     assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
