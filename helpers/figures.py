@@ -315,7 +315,7 @@ def _bars(
         )
     if log and heights:
         axes.set_yscale("log")
-    size = "small" if width < 0.3 else "medium"
+    size = "x-small" if width < 0.3 else "medium"
     for x, v in known:
         axes.annotate(text(v.value), (x, v.high), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=size)
     if missing:

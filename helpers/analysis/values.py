@@ -209,7 +209,7 @@ def nearest_power_of_ten(value: float) -> float:
 
 
 def orders(ratio: float) -> str:
-    """A ratio as orders of magnitude, rounded and as it is: 6,737 times are about 4, 10^3.8; 40 times about 2, 10^1.6."""
+    """A ratio as orders of magnitude, rounded and as it is: 6,737 times are about 4, 10^3.8."""
     exponent = math.log10(ratio)
     return f"about {exponent:.0f} order{'s' if exponent >= 1.5 else ''} of magnitude (10^{exponent:.1f})"
 
