@@ -261,11 +261,21 @@ def q4_breakdown(points: Iterable[Point]) -> Plot:
     _bars(axes, load, GREEN, shift=-0.2, width=0.38, label="load_weight (per layer)", log=True, text=seconds)
     _bars(axes, compute, BLUE, shift=0.2, width=0.38, label="compute_layer_decoding (per batch)", log=True,
           text=seconds)
+    medians = [
+        (i + shift - 0.12, median) for i, (_, run) in enumerate(runs) if run
+        for shift, median in ((-0.2, run.load_weight_s_median), (0.2, run.compute_s_median)) if median
+    ]
+    if medians:  # a few slow calls raise a mean
+        axes.plot(*zip(*medians), linestyle="none", marker="D", markersize=7, markerfacecolor="white",
+                  markeredgecolor="black", label="median")
+        axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.5 * min(median for _, median in medians)))
     axes.set_xticks(range(2), [label for label, _ in runs])
     axes.set_ylabel("Mean seconds (log scale)")
     _legend(axes)
     alt = f"{title}, mean seconds. load_weight: " + _said(zip((r[0] for r in runs), load)) + (
-        " compute_layer_decoding: " + _said(zip((r[0] for r in runs), compute)) + f" {provenance(rows, wanted)}"
+        " compute_layer_decoding: " + _said(zip((r[0] for r in runs), compute))
+        + (" Medians: " + ", ".join(f"{plain(median)}" for _, median in medians) + "." if medians else "")
+        + f" {provenance(rows, wanted)}"
     )
     return Plot(name, alt, figure)
 
