@@ -202,6 +202,7 @@ def _run_one(
         started_at=outcome.started_at,
         duration_s=time.monotonic() - began_s,
         phases_s=outcome.phases_s,
+        model_shape=settings.opt_model if models.local_folder(settings.model) else None,
         weights=made.source if made else "",
         prompt=made.prompt if made else "",
         repeats=tuple(outcome.repeats),

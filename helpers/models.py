@@ -144,6 +144,8 @@ def resolve(name: str) -> OptModel:
     folder = local_folder(name)
     if folder is not None:
         return _from_transformers_config(folder)
+    if name in _from_records:
+        return _from_records[name]
     short = name.strip().lower().removeprefix("facebook/").removesuffix("-np")
     if short in KNOWN_MODELS:
         return KNOWN_MODELS[short]
@@ -160,6 +162,18 @@ def resolve(name: str) -> OptModel:
         f"model {name!r}: neither a model FlexGen knows ({', '.join(KNOWN_MODELS)}) "
         "nor a folder with a transformers OPT model (config.json)"
     )
+
+
+_from_records: dict[str, OptModel] = {}
+
+
+def remember(folder: str, model: OptModel) -> None:
+    """What a folder held when a run was recorded: its name means that from now on, should it not be there any more."""
+    _from_records[folder] = model
+
+
+def is_remembered(folder: str) -> bool:
+    return folder in _from_records
 
 
 def local_folder(name: str) -> Path | None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from helpers import paths
+from helpers import models, paths
 from helpers.errors import Refused
+from helpers.models import OptModel
 from helpers.settings import Frozen, RunSettings, in_one_line
 
 SCHEMA_VERSION = 1
@@ -132,6 +133,7 @@ class RunRecord(Frozen):
     started_at: str  # ISO 8601, UTC
     duration_s: float
     phases_s: dict[str, float] = {}  # start, context, pinning, weights, warm-up, measured, end: seconds of each
+    model_shape: OptModel | None = None  # of a model from a folder: the record outlives it
     weights: str = ""  # where the weights came from
     prompt: str = ""  # where the prompt's token ids came from
     repeats: tuple[Repeat, ...] = ()
@@ -202,6 +204,22 @@ class Sweep:
 _HEAD = re.compile(
     rb'\{"schema_version":\d+,"method_version":\d+,"key":"(\w+)","kind":"[^"]*","status":"(done|failed)",'
 )
+
+
+class _OfAFolder(BaseModel):
+    """What a record says of its model, if that was in a folder, which may be gone."""
+
+    class Settings(BaseModel):
+        model: str
+
+    model_shape: OptModel
+    settings: Settings
+
+
+def _remember_model(line: bytes) -> None:
+    """Raises ValidationError for a line that says nothing of it."""
+    found = _OfAFolder.model_validate_json(line)
+    models.remember(found.settings.model, found.model_shape)
 
 
 class Log:
@@ -280,6 +298,8 @@ class Log:
     def _record(self, number: int, line: bytes, broken: dict[int, str]) -> RunRecord | None:
         """The record of a line; None if it is none, and then why in `broken`."""
         try:
+            if b'"model_shape":{' in line:
+                _remember_model(line)
             return RunRecord.model_validate_json(line)
         except ValidationError as error:
             broken[number] = "cut off while it was written" if not line.endswith(b"\n") else in_one_line(error)

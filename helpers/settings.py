@@ -173,7 +173,9 @@ class RunSettings(Frozen):
     @classmethod
     def _name_as_flexgen_spells_it(cls, name: str) -> str:
         folder = models.local_folder(name)
-        return str(folder) if folder else models.resolve(name).name
+        if folder or models.is_remembered(name):
+            return str(folder or name)
+        return models.resolve(name).name
 
     @model_validator(mode="after")
     def _flexgen_can_run_it(self) -> RunSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
@@ -100,3 +101,12 @@ def at_phase(monkeypatch, phase: str, action: Callable[[], None], occurrence: in
         return original(*arguments, on_phase=reached, **options)
 
     monkeypatch.setattr(launcher, "run", run)
+
+
+def save_config(folder: Path, hidden_size: int = 64) -> None:
+    """A transformers folder of a tiny OPT, as far as its shape goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "opt", "hidden_size": hidden_size, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "ffn_dim": 4 * hidden_size, "vocab_size": 100, "max_position_embeddings": 256,
+    }))

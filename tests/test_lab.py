@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 
 import pytest
 
-from factories import MACHINE, at_phase, done, mini, quiet, run_one, workers
+from factories import MACHINE, at_phase, done, mini, quiet, run_one, save_config, workers
 from helpers import lab, weights
 from helpers.engine import launcher
 from helpers.errors import Refused
@@ -71,10 +70,7 @@ def test_a_result_of_another_machine_or_method_is_not_known(monkeypatch):
 def test_another_model_in_the_same_folder_is_not_known(tmp_path):
     keys = []
     for hidden_size in (64, 128):
-        (tmp_path / "config.json").write_text(json.dumps({
-            "model_type": "opt", "hidden_size": hidden_size, "num_attention_heads": 4, "num_hidden_layers": 2,
-            "ffn_dim": 4 * hidden_size, "vocab_size": 100, "max_position_embeddings": 256,
-        }))
+        save_config(tmp_path, hidden_size)
         keys.append(lab.run_key(mini(model=str(tmp_path)), lab.describe_machine("emulated")))
     assert keys[0] != keys[1]
 

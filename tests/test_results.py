@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import warnings
 
 import pytest
 from hypothesis import given, strategies as st
 
-from factories import disk_series, make_record
-from helpers import paths, points
+from factories import disk_series, make_record, save_config
+from helpers import lab, models, paths, points
 from helpers.errors import Refused
 from helpers.results import Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
 
@@ -95,6 +97,29 @@ def test_many_such_lines_are_one_warning(tmp_path, count, more):
         with pytest.warns(UserWarning, match=rf"line 2: not a record, skipped \(.*{more}") as warned:
             assert len(read()) == 1
         assert len(warned) == 1
+
+
+def test_the_record_of_a_model_in_a_folder_outlives_the_folder(tmp_path):
+    folder, out = tmp_path / "my-model", tmp_path / "out"
+    save_config(folder)
+    record = make_record(settings={"model": str(folder)}, model_shape=models.resolve(str(folder)))
+    Log(out / "results.jsonl").append(record)
+    (folder / "config.json").unlink()
+    read = subprocess.run(  # a program that never saw the folder
+        [sys.executable, "-m", "helpers", "analyze", out / "results.jsonl", "--output", out],
+        cwd=lab.ROOT, capture_output=True, text=True,
+    )
+    assert read.returncode == 0 and "warning" not in read.stderr
+    assert f"| {folder} |" in (out / "report.md").read_text().replace("\\", "")
+
+
+@pytest.mark.parametrize("shape", [{}, {"name": "x"}, [], {"name": "x", "num_layers": "two"}])
+def test_a_damaged_shape_is_a_damaged_record(tmp_path, shape):
+    log = Log(tmp_path / "log.jsonl")
+    line = json.loads(make_record().model_dump_json()) | {"model_shape": shape}
+    log.path.write_text(json.dumps(line) + "\n")
+    with pytest.warns(UserWarning, match="line 1: not a record"):
+        assert list(log) == []
 
 
 def test_a_pipe_or_a_folder_is_no_log_and_nobody_waits_for_it(tmp_path):

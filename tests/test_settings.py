@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 
 import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from factories import mini
+from factories import mini, save_config
 from helpers import models
 from helpers.engine import mends
 from helpers.errors import Refused
@@ -199,11 +198,7 @@ def test_a_shell_reads_the_command_as_the_same_words_in_the_users_home(settings)
 
 def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_name(tmp_path):
     folder = tmp_path / "my model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "opt", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 256,
-        "vocab_size": 100, "max_position_embeddings": 256,
-    }))
+    save_config(folder)
     command = mini(model=str(folder)).flexgen_command
     assert shlex.split(command, comments=False)  # an apostrophe in a comment opens a quotation where there are none
     assert "--model facebook/my-model " in command and "# FlexGen has no model my-model" in command
