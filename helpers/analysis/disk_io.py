@@ -256,8 +256,7 @@ def _slow_calls(found: Breakdown) -> list[str]:
     """Which means a few slow calls move, where the medians tell."""
     moved = ["load_weight"] if _moved(found.load_weight_s, found.load_weight_s_median) else []
     moved += ["compute_layer_decoding"] if _moved(found.compute_s, found.compute_s_median) else []
-    return [f"A few slow calls, the first ones among them (cold, and loading kernels), raise the mean of "
-            f"{listed(moved)}."] if moved else []
+    return [f"A few slow calls, the first, cold ones among them, raise the mean of {listed(moved)}."] if moved else []
 
 
 def _moved(mean: float, median: float | None) -> bool:
