@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from helpers import paths
 from helpers.errors import Refused
 from helpers.settings import Frozen
 
@@ -102,8 +103,8 @@ def load(name_or_path: str) -> MachineProfile:
         return PROFILES[name_or_path]
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
-        what = f"it is {kind}" if name_or_path and os.path.exists(path) else "there is no such file"
+        there = name_or_path and os.path.exists(path)
+        what = f"it is {paths.kind(path)}" if there else "there is no such file"
         raise Refused(
             f"machine {name_or_path[:MOST_SHOWN]!r}: neither a profile ({', '.join(PROFILES)}) nor a JSON file with "
             f"one: {what}; notebook 00 writes outputs/{PROFILE_NAME} on a machine with a GPU"

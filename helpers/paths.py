@@ -41,8 +41,12 @@ def folder(given: Any, what: str) -> Path:
 def check_file(path: Path) -> None:
     """Raises Refused for what is there and no file: opening a pipe would wait for ever."""
     if os.path.exists(path) and not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
-        raise Refused(f"{path}: {kind}, not a file; move it away, or choose another folder")
+        raise Refused(f"{path}: {kind(path)}, not a file; move it away, or choose another folder")
+
+
+def kind(path: Path) -> str:
+    """What is there and no file, in words."""
+    return "a folder" if os.path.isdir(path) else "a device or a pipe"
 
 
 def check_writable(path: Path) -> None:

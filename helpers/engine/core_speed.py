@@ -1,9 +1,9 @@
 """How fast the core is that this thread runs on, as launching kernels feels it.
 
 A virtual machine's core is one half of a real one, and somebody else may use the other half: Python, and with it each
-launch, then takes up to twice as long. Which cores these are changes by the second; a thread that stays busy keeps what
-it has. On an H200's host about half of 16 cores were slow at any moment, half of the runs started on such a one, and
-one that only waited for the host to find it a better one waited in vain for three seconds as often as not.
+launch, then takes up to twice as long. Which cores these are changes by the second. On an H200's host about half of 16
+cores were slow at any moment, half of the runs started on such a one, and on another host those that only waited for a
+better one waited in vain for three seconds as often as not.
 """
 
 from __future__ import annotations
