@@ -2,20 +2,22 @@
 
 A virtual machine's core is one half of a real one, and somebody else may use the other half: Python, and with it each
 launch, then takes up to twice as long. Which cores these are changes by the second. On an H200's host about half of 16
-cores were slow at any moment, half of the runs started on such a one, and on another host those that only waited for a
-better one waited in vain for three seconds as often as not.
+cores were slow at any moment, and half of the runs started on such a one. Neither waiting for a better one helped
+(three seconds, on one host of two) nor going to one and being free again (3 slow runs of 10).
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 
 LOOP_STEPS = 1_000_000  # some 10 ms: longer than the slices in which two threads of this machine take turns
 FULL_SPEED = 0.87  # of the fastest seen: cores with a busy other half had 0.4 to 0.8, others differed by 0.05
-PATIENCE_S = 1.0
+PATIENCE_S = 0.5
 
 
 @dataclass
@@ -34,28 +36,38 @@ class Core:
         """See how fast it is now; takes some milliseconds."""
         self.slowest_loop_s = max(self.slowest_loop_s, self._timed_s())
 
-    def change(self) -> None:
-        """Go to a core that is about as fast as the fastest seen, or after some tries to the fastest there is. The
-        thread may be moved by the system afterwards as before."""
+    @contextmanager
+    def at_full_speed(self) -> Iterator[None]:
+        """Meanwhile this thread, and such as it starts, run only on cores about as fast as the fastest seen, or after
+        some tries about as fast as the fastest there is. The thread's other cores are given back afterwards."""
         allowed = os.sched_getaffinity(0)
-        known_s, until_s = self.fastest_loop_s or 0.0, time.monotonic() + PATIENCE_S
+        self._keep_to_the_fastest(allowed)
+        try:
+            yield
+        finally:
+            _keep_to(allowed)
+
+    def _keep_to_the_fastest(self, allowed: set[int]) -> None:
+        until_s = time.monotonic() + PATIENCE_S
         took_s: dict[int, float] = {}
-        for cpu in cycle(sorted(allowed, reverse=True)):  # the first ones serve interrupts
+        for tried, cpu in enumerate(cycle(sorted(allowed))):
+            seen_all = tried % len(allowed) == 0
+            if (seen_all and _within(took_s, self.fastest_loop_s)) or time.monotonic() >= until_s:
+                break
             if _keep_to({cpu}):
                 took_s[cpu] = self._timed_s()
-                if FULL_SPEED * took_s[cpu] <= known_s:
-                    break
-                if len(took_s) == len(allowed):
-                    known_s = self.fastest_loop_s
-            if time.monotonic() >= until_s:
-                _keep_to({min(took_s, key=lambda cpu: took_s[cpu])} if took_s else allowed)
-                break
-        _keep_to(allowed)
+        fastest_s = min(took_s.values(), default=0.0)
+        _keep_to(_within(took_s, self.fastest_loop_s) or _within(took_s, fastest_s) or allowed)
 
     def _timed_s(self) -> float:
         now_s = loop_s()
         self.fastest_loop_s = min(self.fastest_loop_s or now_s, now_s)
         return now_s
+
+
+def _within(took_s: dict[int, float], fastest_s: float | None) -> set[int]:
+    """Those that are at full speed where the fastest takes that long."""
+    return {cpu for cpu, seconds in took_s.items() if FULL_SPEED * seconds <= (fastest_s or 0.0)}
 
 
 def _keep_to(cpus: set[int]) -> bool:
