@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from helpers import lab, machine_profiles
@@ -14,7 +14,7 @@ from helpers.machine_profiles import MachineProfile
 from helpers.models import PROBE_MODEL
 from helpers.results import RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.time_model import Loads, Measured, latencies, loads, with_page_cache_of, with_rate_of, with_seconds
+from helpers.time_model import Loads, latencies, loads, with_page_cache_of, with_seconds
 
 _ON_GPU, _ON_CPU, _ON_DISK = "100 0 100 0 100 0", "0 100 100 0 100 0", "0 0 100 0 100 0"
 _CACHE_ON_CPU = "100 0 0 100 100 0"
@@ -91,7 +91,9 @@ def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> Machin
         block_s = _loads(record).block_s
         found = with_seconds(found, field, lambda tried: loads(settings, tried).block_s, block_s, "a block's loads")
     else:
-        found = with_rate_of(found, field, Measured(settings, record.total_throughput_tok_s))
+        found = with_seconds(
+            found, field, lambda tried: _usual(latencies(settings, tried)[0]), _usual_pass_s(record), "a decode pass"
+        )
     changed = [name for name in machine_profiles.numbers() if getattr(found, name) != getattr(profile, name)]
     return found.model_copy(update={"sources": found.sources | dict.fromkeys([field, *changed], _source(record))})
 
@@ -112,6 +114,17 @@ def _loads(record: RunRecord) -> Loads:
     return Loads(statistics.median(by_kind["attention"]), statistics.median(by_kind["mlp"]))
 
 
+def _usual_pass_s(record: RunRecord) -> float:
+    """Median of all repeats' usual passes. A throughput would do, were it not for kernels that this kind of run loads
+    and the others do not: in a few passes they weigh as much as what is looked for."""
+    return statistics.median(_usual(repeat.pass_latencies_s) for repeat in record.repeats)
+
+
+def _usual(pass_latencies_s: Sequence[float]) -> float:
+    """The median of the passes after the prefill and the first of decode, in which kernels are loaded."""
+    return float(statistics.median(pass_latencies_s[2:]))
+
+
 def _kernel_loading_s(record: RunRecord) -> dict[str, float]:
     """What the prefill and the first decode pass took beyond a usual pass: medians of the repeats.
 
@@ -119,8 +132,8 @@ def _kernel_loading_s(record: RunRecord) -> dict[str, float]:
     """
     beyond = []
     for repeat in record.repeats:
-        *first_two, usual = *repeat.pass_latencies_s[:2], statistics.median(repeat.pass_latencies_s[2:])
-        beyond.append([max(0.0, taken - usual) for taken in first_two])
+        usual_s = _usual(repeat.pass_latencies_s)
+        beyond.append([max(0.0, taken_s - usual_s) for taken_s in repeat.pass_latencies_s[:2]])
     prefill, decode = map(statistics.median, zip(*beyond))
     return {"prefill_kernel_loading_s": prefill, "decode_kernel_loading_s": decode}
 
