@@ -48,6 +48,7 @@ TERMS = {
 }
 KERNEL_LOADING = "kernel loading"  # a term too, but not a rate
 G = 1e9
+OPERATORS_A_LAYER = 10  # counted; each is launched by the main thread, and so is each copy of a tensor to the GPU
 ATTENTION_SCORE_TRAVELS = 7  # times that mha writes or reads its b x heads x s x s scores
 
 Seconds = NDArray[np.float64]
@@ -90,6 +91,7 @@ class _LayerWork:
     read_bytes: float
     dequantized_bytes: float  # fp16
     cpu_bytes: float
+    cpu_copies: float  # 4-bit values and their scales are two
     disk_bytes: float
     disk_steps: float  # what is waited for, beside bytes: each matrix's files, and the layer
     relayed_bytes: float  # of the disk's, those of 4-bit weights: the most that one copy thread has of them
@@ -118,6 +120,7 @@ def _layers(model: OptModel, weights_gpu: int, weights_cpu: int, compress: bool)
             read_bytes=0 if gathers else FP16_BYTES * float(sum(t.shape[0] * t.shape[1] for t in matrices)),
             dequantized_bytes=float(sum(decompressed_bytes(t) for t in matrices if t.compressed)),
             cpu_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "cpu")),
+            cpu_copies=float(sum(1 + t.compressed for t in tensors if t.tier == "cpu")),
             disk_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "disk")),
             disk_steps=_disk_steps([t for t in tensors if t.tier == "disk"]),
             relayed_bytes=_most_of_a_thread([t.stored_bytes for t in tensors if t.tier == "disk" and t.compressed]),
@@ -245,11 +248,17 @@ class _Run:
         """Bringing a layer's weights to the GPU, once for all micro-batches.
 
         The copy threads read a tensor, then move it: four at a time from one disk, they end up together and
-        then share the link, so that reading and moving add up. What is on the CPU moves meanwhile.
+        then share the link, so that reading and moving add up. What is on the CPU moves meanwhile: the main thread
+        launches a copy a tensor, and the first moves while it launches the others.
         """
         from_cpu = layer.cpu_bytes / (self.profile.h2d_gb_s * G)
         by_host = 0.0 if self.settings.pin_weight else layer.cpu_bytes / (self.profile.host_copy_gb_s * G)
-        return self._load(layer.disk_bytes, layer.disk_steps, layer.relayed_bytes, from_cpu, by_host, to_gpu=True)
+        main, beside, terms = self._load(
+            layer.disk_bytes, layer.disk_steps, layer.relayed_bytes, from_cpu, by_host, to_gpu=True
+        )
+        launched = layer.cpu_copies * self.profile.layer_overhead_us / 1e6 / OPERATORS_A_LAYER
+        terms["launch overhead"] = launched + 0.0 * beside
+        return main + launched, np.maximum(beside - launched, 0.0), terms
 
     def load_cache(self, context: Seconds) -> Work:
         """Bringing one micro-batch's keys and values of one layer to where attention is computed."""
