@@ -113,6 +113,7 @@ def figures_of(record: RunRecord) -> dict[str, Any]:
         "bytes_from_disk": record.bytes_from_disk,
         "bytes_expected_from_disk": record.bytes_expected_from_disk,
         "phases_s": record.phases_s,
+        "core_speed": record.repeats[0].core_speed,
         "notes": list(record.notes),
     }
 
@@ -339,6 +340,15 @@ def ratios(lines: Iterable[dict[str, Any]], field: str, is_ours: Callable[[dict[
     return Spread(found) if found else None
 
 
+def fastest(lines: Iterable[dict[str, Any]]) -> Spread:
+    """The fastest of ours over the fastest of stock's, run by run: what others do on a machine only takes from it."""
+    runs: dict[str, dict[bool, float]] = {}
+    for line in lines:
+        of_run, is_ours = runs.setdefault(line["run"], {}), line["who"] == "lab"
+        of_run[is_ours] = max(of_run.get(is_ours, 0.0), line["throughput_tok_s"])
+    return Spread(tuple(run[True] / run[False] for run in runs.values() if len(run) == 2))
+
+
 def spread(lines: Iterable[dict[str, Any]], field: str) -> Spread:
     return Spread(tuple(line[field] for line in lines))
 
@@ -367,13 +377,13 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
         rows.append([
             name, of_setting[0]["page_cache"], len(speed.values),
             f"{spread(stocks, 'throughput_tok_s'):.4g}", f"{spread(mine, 'throughput_tok_s'):.4g}", f"{speed:.3f}",
-            f"{100 * (max(varies) / min(varies) - 1):.1f} %",
+            f"{fastest(of_setting):.3f}", f"{100 * (max(varies) / min(varies) - 1):.1f} %",
             f"{spread(stocks, 'peak_gpu_mem_gib'):.4f}", f"{spread(mine, 'peak_gpu_mem_gib'):.4f}", f"{peak:.4f}",
             {True: "the same", False: "DIFFERENT", None: "-"}[same_tokens(of_setting)],
         ])
     return table(
-        ["run", "page cache", "pairs", "stock token/s", "laboratory token/s", "ratio", "stock varies by",
-         "stock peak GiB", "laboratory peak GiB", "ratio", "tokens"], rows,
+        ["run", "page cache", "pairs", "stock token/s", "laboratory token/s", "ratio",
+         "of the fastest", "stock varies by", "stock peak GiB", "laboratory peak GiB", "ratio", "tokens"], rows,
     )
 
 

@@ -81,6 +81,16 @@ def test_pairs_of_several_runs_are_not_mixed():
     assert against_stock.ratios(lines, "throughput_tok_s", lambda one: one["who"] == "lab").values == (2.0, 3.0)
 
 
+@given(st.floats(0.5, 2.0), st.lists(st.tuples(st.floats(0.4, 1.0), st.floats(0.4, 1.0)), max_size=5))
+def test_the_fastest_tell_the_ratio_whatever_others_take_from_some(ratio, taken):
+    lines = []
+    for number, (of_stock, of_ours) in enumerate([*taken, (1.0, 1.0)]):
+        lines.append(line("fidelity", "q1-1", pair=number, throughput_tok_s=100.0 * of_stock) | {"who": "stock"})
+        lines.append(line("fidelity", "q1-1", pair=number, throughput_tok_s=100.0 * ratio * of_ours))
+    other_run = [one | {"run": "another", "throughput_tok_s": 5.0} for one in lines]
+    assert against_stock.fastest(lines + other_run).values == pytest.approx((ratio, 1.0))
+
+
 def test_tokens_are_compared_behind_stocks_prompt():
     stock = line("fidelity", "q1-1", who="stock", tokens=against_stock.read_stock(PRINTED)["tokens"])
     assert against_stock.same_tokens([stock, line("fidelity", "q1-1")]) is True
