@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,7 @@ class _LayerWork:
     cpu_copies: float  # 4-bit values and their scales are two
     disk_bytes: float
     disk_steps: float  # what is waited for, beside bytes: each matrix's files, and the layer
+    disk_threads: float  # share of the copy threads that have a matrix of the disk's
     relayed_bytes: float  # of the disk's, those of 4-bit weights: the most that one copy thread has of them
 
     @classmethod
@@ -123,6 +124,7 @@ def _layers(model: OptModel, weights_gpu: int, weights_cpu: int, compress: bool)
             cpu_copies=float(sum(1 + t.compressed for t in tensors if t.tier == "cpu")),
             disk_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "disk")),
             disk_steps=_disk_steps([t for t in tensors if t.tier == "disk"]),
+            disk_threads=min(1.0, sum(t.tier == "disk" for t in matrices) / COPY_THREADS),
             relayed_bytes=_most_of_a_thread([t.stored_bytes for t in tensors if t.tier == "disk" and t.compressed]),
         ))
     return tuple(work)
@@ -139,11 +141,25 @@ def _most_of_a_thread(tensors_bytes: Sequence[int]) -> float:
 
 
 Terms = dict[str, Seconds]  # by name of TERMS
-Work = tuple[Seconds, Seconds, Terms]  # of the main thread, which launches kernels too; of all; the terms
 
 
-def _work(seconds: Seconds, terms: Terms, main_thread: Seconds | float = 0.0) -> Work:
-    return main_thread + 0.0 * seconds, seconds, terms
+class Work(NamedTuple):
+    """Seconds of a computation or of a move, and the terms they are made of.
+
+    `main_thread` is the main thread's part, which launches kernels too: a computation's `seconds` contain it, a move's
+    come after it. `file_threads` is the share of the copy threads that opens files meanwhile.
+    """
+
+    main_thread: Seconds
+    seconds: Seconds
+    terms: Terms
+    file_threads: Seconds | float = 0.0
+
+
+def _work(
+    seconds: Seconds, terms: Terms, main_thread: Seconds | float = 0.0, file_threads: Seconds | float = 0.0
+) -> Work:
+    return Work(main_thread + 0.0 * seconds, seconds, terms, file_threads)
 
 
 class _Run:
@@ -168,6 +184,7 @@ class _Run:
         self.kv_stored_bytes = 2.0 * sum(stored.buffers)
         self.kv_fp16_bytes = 2.0 * FP16_BYTES * self.model.hidden_size
         self.cache_steps = (1.0 + 2.0 * len(stored.buffers)) * bool(self.on_disk)  # keys and values
+        self.cache_threads = 2.0 / COPY_THREADS * bool(self.on_disk)
         self.cached = self._page_cache_serves_disk(splits, batch_sizes, batch_counts)
 
     def _page_cache_serves_disk(
@@ -253,12 +270,14 @@ class _Run:
         """
         from_cpu = layer.cpu_bytes / (self.profile.h2d_gb_s * G)
         by_host = 0.0 if self.settings.pin_weight else layer.cpu_bytes / (self.profile.host_copy_gb_s * G)
-        main, beside, terms = self._load(
-            layer.disk_bytes, layer.disk_steps, layer.relayed_bytes, from_cpu, by_host, to_gpu=True
+        load = self._load(
+            layer.disk_bytes, layer.disk_steps, layer.disk_threads, layer.relayed_bytes, from_cpu, by_host, to_gpu=True
         )
         launched = layer.cpu_copies * self.profile.layer_overhead_us / 1e6 / OPERATORS_A_LAYER
-        terms["launch overhead"] = launched + 0.0 * beside
-        return main + launched, np.maximum(beside - launched, 0.0), terms
+        load.terms["launch overhead"] = launched + 0.0 * load.seconds
+        return load._replace(
+            main_thread=load.main_thread + launched, seconds=np.maximum(load.seconds - launched, 0.0)
+        )
 
     def load_cache(self, context: Seconds) -> Work:
         """Bringing one micro-batch's keys and values of one layer to where attention is computed."""
@@ -272,10 +291,12 @@ class _Run:
         moved = p.cache_overhead_us / 1e6 * bool(self.on_cpu and to_gpu)
         # Keys and values are a copy thread's each.
         relayed = self.on_disk * bytes_ / 2 if settings.compress_cache and to_gpu else 0.0
-        return self._load(self.on_disk * bytes_, self.cache_steps, relayed, from_cpu, by_host, to_gpu, moved)
+        return self._load(
+            self.on_disk * bytes_, self.cache_steps, self.cache_threads, relayed, from_cpu, by_host, to_gpu, moved
+        )
 
     def _load(
-        self, disk_bytes, disk_steps, relayed_bytes, from_cpu, by_host, to_gpu: bool, moved: float = 0.0
+        self, disk_bytes, disk_steps, disk_threads, relayed_bytes, from_cpu, by_host, to_gpu: bool, moved: float = 0.0
     ) -> Work:
         p = self.profile
         opened = disk_steps * p.file_overhead_us / 1e6
@@ -289,7 +310,7 @@ class _Run:
             "host to device": from_cpu + after_disk + 0.0 * disk,
         }
         read = opened + np.maximum(np.maximum(disk, from_page_cache), relay)
-        return _work(np.maximum(read, from_cpu) + after_disk, terms, by_host + moved)
+        return _work(np.maximum(read, from_cpu) + after_disk, terms, by_host + moved, disk_threads)
 
     def store_cache(self, tokens: int) -> Work:
         """Taking one micro-batch's new keys and values of one layer to their home."""
@@ -303,7 +324,7 @@ class _Run:
             "device to host": (self.on_cpu if tokens == 1 else 0.0) * bytes_ / (p.d2h_gb_s * G),
         }
         seconds = np.maximum(terms["cache store"], terms["disk write"]) + terms["tensor files"]
-        return _work(seconds + terms["device to host"], terms)
+        return _work(seconds + terms["device to host"], terms, file_threads=self.cache_threads)
 
     # --- the schedule ------------------------------------------------------------------------------------------
 
@@ -319,11 +340,9 @@ class _Run:
             (self.mlp, self.attention, blocks - 1), (self.mlp, self.output_embed, 1),
             (self.output_embed, self.input_embed, 1),
         ):
-            _, seconds, made_of = self.layer(
-                self.compute(layer, tokens, context, prefill), layer, following, load_cache, store
-            )
-            total += times * seconds
-            for name, part in made_of.items():
+            work = self.layer(self.compute(layer, tokens, context, prefill), layer, following, load_cache, store)
+            total += times * work.seconds
+            for name, part in work.terms.items():
                 terms[name] += times * part
         if last and self.overlap and context.size:
             ahead, alone = (
@@ -331,14 +350,14 @@ class _Run:
                            load_cache, store)
                 for following in (self.input_embed, None)
             )
-            total[..., -1:] += (alone[1] - ahead[1] + 0.0 * total)[..., -1:]
-            for name in ahead[2]:
-                terms[name][..., -1:] += (alone[2].get(name, 0.0) - ahead[2][name] + 0.0 * total)[..., -1:]
+            total[..., -1:] += (alone.seconds - ahead.seconds + 0.0 * total)[..., -1:]
+            for name, part in ahead.terms.items():
+                terms[name][..., -1:] += (alone.terms.get(name, 0.0) - part + 0.0 * total)[..., -1:]
         return total, terms
 
     def layer(self, computed, layer: _LayerWork, following: _LayerWork | None, load_cache, store):
         """Seconds and terms of all micro-batches through one layer, with what moves beside it."""
-        nothing: Work = (np.zeros(1), np.zeros(1), {})
+        nothing = Work(np.zeros(1), np.zeros(1), {})
         n = self.batches
         weights = self.load_weights(following if self.overlap else layer) if following or not self.overlap else nothing
         load_cache = load_cache or nothing
@@ -346,8 +365,8 @@ class _Run:
         before_attention = following is not None and following.kind == "attention"
         if not self.overlap:
             moves = (load_cache, store) if attention else ()
-            a_batch = sum((main + beside for main, beside, _ in moves), computed[1])
-            seconds = weights[0] + weights[1] + n * a_batch
+            a_batch = sum((move.main_thread + move.seconds for move in moves), computed.seconds)
+            seconds = weights.main_thread + weights.seconds + n * a_batch
             return _work(seconds, _sum_terms((weights, 1), (computed, n), *((move, n) for move in moves)))
 
         # A step a micro-batch, with one wait at its end: the first brings the next layer's weights; at attention
@@ -358,27 +377,28 @@ class _Run:
         middle = _beside(computed, (load_cache, attention), (store, attention))
         last = _beside(computed, (load_cache, before_attention), (store, attention))
         steps = ((first, 1.0), (middle, np.maximum(n - 2, 0)), (last, np.minimum(n - 1, 1)))
-        return _work(sum(step[1] * times for step, times in steps), _sum_terms(*steps))
+        return _work(sum(step.seconds * times for step, times in steps), _sum_terms(*steps))
 
 
 def _beside(computed: Work, *moves: tuple[Work, Any]) -> Work:
     """A computation with moves beside it, each taken or not: as long as the longest of them, and as what each
     part of the machine has to do for all of them. The main thread's part of a move comes before the computation.
-    The copy threads open files in Python, as kernels are launched: one of them at a time (the interpreter's lock)."""
+    Copy threads open files in Python, as kernels are launched: one of them at a time (the interpreter's lock), so
+    that the more of them have one, the less is launched meanwhile."""
     terms = _sum_terms((computed, 1.0), *((move, taken) for move, taken in moves))
-    seconds = computed[1] + sum(move[0] * taken for move, taken in moves)
+    seconds = computed.seconds + sum(move.main_thread * taken for move, taken in moves)
     for move, taken in moves:
-        launches = computed[0] * (move[2].get("tensor files", 0.0) > 0.0)
-        seconds = np.maximum(seconds, (launches + move[0] + move[1]) * taken)
+        waited_for = move.file_threads * computed.main_thread
+        seconds = np.maximum(seconds, (waited_for + move.main_thread + move.seconds) * taken)
     for part in terms.values():
         seconds = np.maximum(seconds, part)
     return _work(seconds, terms)
 
 
-def _sum_terms(*parts) -> Terms:
+def _sum_terms(*parts: tuple[Work, Any]) -> Terms:
     total: Terms = {}
-    for (*_, terms), times in parts:
-        for name, seconds in terms.items():
+    for work, times in parts:
+        for name, seconds in work.terms.items():
             total[name] = total[name] + seconds * times if name in total else seconds * times
     return total
 
@@ -411,7 +431,7 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
         ]
         half = len(run.model.layers) / 2
         repeated = np.ones(work.gen_len - 1)
-        decode = half * (steps[0][1] + steps[1][1]) * repeated
+        decode = half * (steps[0].seconds + steps[1].seconds) * repeated
         decode_terms = {name: part * repeated for name, part in _sum_terms(*((step, half) for step in steps)).items()}
     else:
         decode, decode_terms = run.passes(1, work.prompt_len + np.arange(1.0, work.gen_len), False, True)
@@ -570,8 +590,8 @@ def loads(settings: RunSettings, profile: MachineProfile) -> Loads:
     """What FlexGen's own timer of load_weight (`--debug-mode breakdown`) would show."""
     run = _single(settings, profile)
     return Loads(*(
-        float(main.item() + beside.item())
-        for main, beside, _ in map(run.load_weights, (run.attention, run.mlp))
+        float(load.main_thread.item() + load.seconds.item())
+        for load in map(run.load_weights, (run.attention, run.mlp))
     ))
 
 

@@ -142,6 +142,33 @@ def test_more_on_a_slow_disk_is_never_faster(one, other, gpu_share):
     assert throughputs[1] <= throughputs[0] * (1 + 1e-9)
 
 
+IN_NO_TIME = {rate: 1e9 if rate.endswith("_s") else 1e-9 for rate in TERMS.values()}  # but for what a test says
+
+
+def test_the_main_thread_launches_a_copy_of_each_tensor_on_the_cpu():
+    """Bound by launches: with 4-bit weights on the CPU a pass is longer by a tenth of a layer's for each copy."""
+    machine = T4_COLAB.model_copy(update=IN_NO_TIME | {"layer_overhead_us": 300.0})
+    of_a_block = 16 + 6  # FlexGen's tensors of attention and MLP, and the scales of their six matrices
+    of_the_embeddings = 4 + 4  # tokens and positions; again tokens, and a norm
+    gpu, cpu = (
+        predict(run(percent, compress_weight=True), machine).decode_pass_latencies_s
+        for percent in ("100 0 100 0 100 0", "0 100 100 0 100 0")
+    )
+    assert cpu[5] - gpu[5] == pytest.approx((24 * of_a_block + of_the_embeddings) * 30e-6, rel=1e-3)
+
+
+def test_launches_wait_for_the_copy_threads_that_open_files():
+    """Attention has four matrices, one a copy thread; the MLP and the input two, which leaves half of the threads."""
+    launch_s, file_s = 200e-6, 1e-3
+    machine = T4_COLAB.model_copy(update=IN_NO_TIME | {
+        "layer_overhead_us": 1e6 * launch_s, "file_overhead_us": 1e6 * file_s, "host_ram_gib": 64.0,
+    })
+    steps = 24 * (5 + 3) + 3 + 2  # each matrix, and each layer
+    waits = 24 * (1 + 1 / 2) + 1 / 2 + 1 / 4
+    a_pass_s = predict(run("0 0 100 0 100 0"), machine).decode_pass_latencies_s[5]
+    assert a_pass_s == pytest.approx(steps * file_s + waits * launch_s, rel=1e-3)
+
+
 def test_splits_with_one_placement_have_one_prediction():
     model = models.resolve("opt-1.3b")
     splits = [(gpu, 100 - gpu) for gpu in range(101)]
