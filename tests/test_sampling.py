@@ -250,7 +250,7 @@ def test_a_read_from_the_page_cache_is_no_disk_read(cold_file):
     cold_file.read_bytes()
     before = sampling.own_read_bytes()
     cold_file.read_bytes()
-    assert sampling.own_read_bytes() == before
+    assert sampling.own_read_bytes() - before < MIB  # of 80; a page of this program itself may come back meanwhile
 
 
 def test_another_process_on_the_same_disk_is_noted(reader, cold_file, no_iostat):
