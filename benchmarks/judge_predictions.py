@@ -1,6 +1,7 @@
 """Predictions judged on a CUDA machine: `python benchmarks/judge_predictions.py PROFILE.json RESULTS.jsonl...`
 
-The profile is notebook 00's alone; no run that is judged here was looked at for it. A setting that was run several
+The profile is notebook 00's alone; no run that is judged here was looked at for it. With `--probes` it is made anew, by
+this version, from the probes' records that notebook 00 keeps (`machine/results.jsonl`). A setting that was run several
 times counts once, with the median of all its generations.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import machine_profiles, time_model
+from helpers import calibration, machine_profiles, time_model
 from helpers.lab import describe
 from helpers.results import Log, RunRecord
 
@@ -23,8 +24,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("profile")
     parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--probes", type=Path, help="the probes' records, to read the profile from them anew")
     options = parser.parse_args()
     profile = machine_profiles.load(options.profile)
+    if options.probes:
+        by_settings = {record.settings: record for record in Log(options.probes)}
+        probes = calibration.probes()
+        profile = calibration.with_probes(profile, {field: by_settings[probes[field]] for field in probes})
     errors: dict[bool, list[float]] = {True: [], False: []}  # by whether the run reads the disk
     print("| run | measured (token/s) | predicted | error | measured (GiB) | predicted | inside its range |")
     print("|---|---|---|---|---|---|---|")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from helpers import lab, machine_profiles
@@ -60,7 +60,14 @@ def calibrate(
     """
     profile = machine_profiles.from_ceilings(ceilings)
     sweep = lab.run(probes(), output_dir, fresh=True, offload_root=offload_root, say=say)
-    for field, record in sweep.records.items():
+    return with_probes(profile, sweep.records, say)
+
+
+def with_probes(
+    profile: MachineProfile, records: Mapping[str, RunRecord], say: Callable[[str], None] = print
+) -> MachineProfile:
+    """The profile with what the probes' records show, by the rates that they are of, in the order of `probes()`."""
+    for field, record in records.items():
         if record.failure:
             say(f"{field}: not calibrated, its run failed ({record.failure.kind}: {record.failure.message})")
             continue

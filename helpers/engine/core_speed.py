@@ -2,8 +2,8 @@
 
 A virtual machine's core is one half of a real one, and somebody else may use the other half: Python, and with it each
 launch, then takes up to twice as long. Which cores these are changes by the second. On an H200's host about half of 16
-cores were slow at any moment, and half of the runs started on such a one. Neither waiting for a better one helped
-(three seconds, on one host of two) nor going to one and being free again (3 slow runs of 10).
+cores were slow at any moment, and half of the runs started on such a one. Waiting for a better one helped on one host
+of two; going to one and being free to be moved again left 3 of 8 runs slow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
 
 LOOP_STEPS = 1_000_000  # some 10 ms: longer than the slices in which two threads of this machine take turns
 FULL_SPEED = 0.87  # of the fastest seen: cores with a busy other half had 0.4 to 0.8, others differed by 0.05
@@ -37,27 +36,27 @@ class Core:
         self.slowest_loop_s = max(self.slowest_loop_s, self._timed_s())
 
     @contextmanager
-    def at_full_speed(self) -> Iterator[None]:
-        """Meanwhile this thread, and such as it starts, run only on cores about as fast as the fastest seen, or after
-        some tries about as fast as the fastest there is. The thread's other cores are given back afterwards."""
+    def off_shared_cores(self) -> Iterator[None]:
+        """Meanwhile this thread, and such as it starts, keep off cores that are slower than the fastest seen, or after
+        some tries than the fastest there is. Where none is, as on a machine of one's own, nothing is changed."""
         allowed = os.sched_getaffinity(0)
-        self._keep_to_the_fastest(allowed)
+        self._keep_off_slow_ones(allowed)
         try:
             yield
         finally:
             _keep_to(allowed)
 
-    def _keep_to_the_fastest(self, allowed: set[int]) -> None:
+    def _keep_off_slow_ones(self, allowed: set[int]) -> None:
         until_s = time.monotonic() + PATIENCE_S
         took_s: dict[int, float] = {}
-        for tried, cpu in enumerate(cycle(sorted(allowed))):
-            seen_all = tried % len(allowed) == 0
-            if (seen_all and _within(took_s, self.fastest_loop_s)) or time.monotonic() >= until_s:
-                break
-            if _keep_to({cpu}):
-                took_s[cpu] = self._timed_s()
-        fastest_s = min(took_s.values(), default=0.0)
-        _keep_to(_within(took_s, self.fastest_loop_s) or _within(took_s, fastest_s) or allowed)
+        left: set[int] = set()
+        while not left and time.monotonic() < until_s:
+            for cpu in sorted(allowed):
+                if time.monotonic() < until_s and _keep_to({cpu}):
+                    took_s[cpu] = self._timed_s()
+            left = allowed - _slower(took_s, self.fastest_loop_s)
+        left = left or allowed - _slower(took_s, min(took_s.values()))
+        _keep_to(left) or _keep_to(allowed)
 
     def _timed_s(self) -> float:
         now_s = loop_s()
@@ -65,9 +64,9 @@ class Core:
         return now_s
 
 
-def _within(took_s: dict[int, float], fastest_s: float | None) -> set[int]:
-    """Those that are at full speed where the fastest takes that long."""
-    return {cpu for cpu, seconds in took_s.items() if FULL_SPEED * seconds <= (fastest_s or 0.0)}
+def _slower(took_s: dict[int, float], fastest_s: float | None) -> set[int]:
+    """Those that are not at full speed where the fastest takes that long."""
+    return {cpu for cpu, seconds in took_s.items() if FULL_SPEED * seconds > fastest_s}
 
 
 def _keep_to(cpus: set[int]) -> bool:
