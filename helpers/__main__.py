@@ -17,6 +17,7 @@ from helpers.homework import QUESTIONS
 
 DONE, FAILED, REFUSED = 0, 1, 2
 OUTPUT = Path(__file__).resolve().parents[1] / "outputs"  # the project's, from whatever folder the command is run
+PREDICTED_WITHIN = 0.1  # of what is measured, on the mean: README.md
 NOTEBOOKS_WITHOUT_RUNS = ("machine", "explore")  # of the homework's; `run` takes their names too
 
 
@@ -378,6 +379,13 @@ def _search(options: argparse.Namespace) -> int:
             f"{figures['host_mem_gib']:7.2f} GiB host  {figures['bottleneck']:16}  {figures['command']}\n"
             f"{'':9}  weights: asked {split.weights_gpu} % GPU + {split.weights_cpu} % CPU + "
             f"{split.weights_disk} % disk, achieved {_placement(choice.settings)}"
+        )
+    least = (1 - PREDICTED_WITHIN) * choices[0]["total_throughput_tok_s"]
+    alike = sum(figures["total_throughput_tok_s"] >= least for figures in choices)
+    if alike > 1:
+        print(
+            f"the first {alike} are within {100 * PREDICTED_WITHIN:.0f} % of the fastest, and predictions are hardly "
+            "surer than that: only measuring tells which is the fastest"
         )
     return DONE
 

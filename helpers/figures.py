@@ -224,7 +224,8 @@ def q4_disk(points: Iterable[Point]) -> Plot:
         idle = point.disk.idle_read_kib_per_s
         if idle is not None:
             rate_axes.axhline(idle / 1024, color=GREY, linestyle=":", label="before the run")
-        sizes = [(t, kib) for t, kib in zip(time, point.disk.request_kib) if kib is not None]
+        middles = [end - point.disk.interval_s / 2 for end in time]
+        sizes = [(t, kib) for t, kib in zip(middles, point.disk.request_kib) if kib is not None]
         size_axes.plot([t for t, _ in sizes], [kib for _, kib in sizes], color=GREEN, marker=".", linestyle="none")
         size_axes.axhline(32, color=VERMILION, linestyle="--", label="32 KiB, the rule's limit")
         for axes in (rate_axes, size_axes):
