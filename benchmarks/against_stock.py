@@ -113,7 +113,7 @@ def figures_of(record: RunRecord) -> dict[str, Any]:
         "bytes_from_disk": record.bytes_from_disk,
         "bytes_expected_from_disk": record.bytes_expected_from_disk,
         "phases_s": record.phases_s,
-        "core_speed": record.repeats[0].core_speed,
+        "core_speed": record.repeats[0].core_speed if record.repeats else None,
         "notes": list(record.notes),
     }
 

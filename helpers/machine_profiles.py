@@ -217,8 +217,8 @@ _T4_COLAB = _T4_GCP | {
     "prefill_kernel_loading_s": (0.0, "within layer_overhead_us, which is calibrated on a whole run"),
     "decode_kernel_loading_s": (0.0, "within layer_overhead_us, which is calibrated on a whole run"),
     "h2d_gb_s": (10.41, f"{_Q1} 50 50 100 0 100 0: 28.908 token/s"),
-    "disk_gb_s": (0.2593, f"{_Q1} 0 0 100 0 100 0: 0.357 token/s (its disk's counter: 252,500 KiB/s at most)"),
-    "disk_write_gb_s": (0.2593, "not measured: as it reads"),
+    "disk_gb_s": (0.2583, f"{_Q1} 0 0 100 0 100 0: 0.357 token/s (its disk's counter: 252,500 KiB/s at most)"),
+    "disk_write_gb_s": (0.2583, "not measured: as it reads"),
     "cpu_attention_gb_s": (0.77, "t4-gcp's, by CPUs: 2 instead of 32"),
     "host_ram_gib": (12.67, "the hand-in's own list: 12,975 MB, which are MiB (its 14,912 MB of GPU memory are)"),
     "mapped_files_gib": (2.01, "the notebook's process, with torch and CUDA too: 2,056,600 kB "

@@ -384,11 +384,11 @@ def _beside(computed: Work, *moves: tuple[Work, Any]) -> Work:
     """A computation with moves beside it, each taken or not: as long as the longest of them, and as what each
     part of the machine has to do for all of them. The main thread's part of a move comes before the computation.
     Copy threads open files in Python, as kernels are launched: one of them at a time (the interpreter's lock), so
-    that the more of them have one, the less is launched meanwhile."""
+    that launches wait, the more of these threads have one, but for no longer than opening takes."""
     terms = _sum_terms((computed, 1.0), *((move, taken) for move, taken in moves))
     seconds = computed.seconds + sum(move.main_thread * taken for move, taken in moves)
     for move, taken in moves:
-        waited_for = move.file_threads * computed.main_thread
+        waited_for = np.minimum(move.file_threads * computed.main_thread, move.terms.get("tensor files", 0.0))
         seconds = np.maximum(seconds, (waited_for + move.main_thread + move.seconds) * taken)
     for part in terms.values():
         seconds = np.maximum(seconds, part)

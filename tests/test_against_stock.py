@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from factories import make_record
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import against_stock  # noqa: E402
@@ -89,6 +91,12 @@ def test_the_fastest_tell_the_ratio_whatever_others_take_from_some(ratio, taken)
         lines.append(line("fidelity", "q1-1", pair=number, throughput_tok_s=100.0 * ratio * of_ours))
     other_run = [one | {"run": "another", "throughput_tok_s": 5.0} for one in lines]
     assert against_stock.fastest(lines + other_run).values == pytest.approx((ratio, 1.0))
+
+
+def test_a_run_that_failed_has_no_figures_and_loses_nobody_elses():
+    record = make_record(latencies=()).model_copy(update={"status": "failed"})
+    found = against_stock.figures_of(record)
+    assert found["throughput_tok_s"] is found["peak_gpu_mem_gib"] is found["core_speed"] is None
 
 
 def test_tokens_are_compared_behind_stocks_prompt():

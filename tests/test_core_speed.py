@@ -123,10 +123,30 @@ def test_a_run_that_fails_gives_the_cores_back(machine):
 def test_the_speed_is_that_of_the_slowest_look_and_a_search_is_none(machine):
     machine(cpu0=[SHARED_S], cpu1=[FAST_S, FAST_S, SHARED_S, FAST_S])
     core = Core(FAST_S)
-    with core.off_shared_cores():
-        for _ in range(3):
-            core.look()
+    with core.off_shared_cores():  # which saw cpu0
+        core.look()
+        assert core.speed == 1.0
+        core.look()
+        core.look()
     assert core.speed == pytest.approx(FAST_S / SHARED_S)
+
+
+def test_an_interrupted_search_gives_the_cores_back(machine, monkeypatch):
+    here = machine(cpu0=[FAST_S], cpu1=[FAST_S])
+    monkeypatch.setattr(core_speed, "loop_s", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), Core().off_shared_cores():
+        pass
+    assert here.allowed == {0, 1}
+
+
+def test_a_sandbox_that_tells_no_cores_is_measured_as_it_is(monkeypatch):
+    def refused(pid):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+    monkeypatch.setattr(core_speed.os, "sched_getaffinity", refused)
+    core = Core()
+    with core.off_shared_cores():
+        core.look()
+    assert core.speed == 1.0
 
 
 def test_a_real_thread_keeps_to_cores_of_its_own_machine():

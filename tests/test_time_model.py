@@ -151,10 +151,12 @@ def test_the_main_thread_launches_a_copy_of_each_tensor_on_the_cpu():
     of_a_block = 16 + 6  # FlexGen's tensors of attention and MLP, and the scales of their six matrices
     of_the_embeddings = 4 + 4  # tokens and positions; again tokens, and a norm
     gpu, cpu = (
-        predict(run(percent, compress_weight=True), machine).decode_pass_latencies_s
-        for percent in ("100 0 100 0 100 0", "0 100 100 0 100 0")
+        predict(run(percent, compress_weight=True), machine) for percent in ("100 0 100 0 100 0", "0 100 100 0 100 0")
     )
-    assert cpu[5] - gpu[5] == pytest.approx((24 * of_a_block + of_the_embeddings) * 30e-6, rel=1e-3)
+    copies_s = (24 * of_a_block + of_the_embeddings) * 30e-6
+    assert cpu.decode_pass_latencies_s[5] - gpu.decode_pass_latencies_s[5] == pytest.approx(copies_s, rel=1e-3)
+    launches_s = cpu.terms_s["launch overhead"] - gpu.terms_s["launch overhead"]
+    assert launches_s == pytest.approx(16 * copies_s, rel=0.01)  # the last pass loads no next one
 
 
 def test_launches_wait_for_the_copy_threads_that_open_files():
@@ -167,6 +169,14 @@ def test_launches_wait_for_the_copy_threads_that_open_files():
     waits = 24 * (1 + 1 / 2) + 1 / 2 + 1 / 4
     a_pass_s = predict(run("0 0 100 0 100 0"), machine).decode_pass_latencies_s[5]
     assert a_pass_s == pytest.approx(steps * file_s + waits * launch_s, rel=1e-3)
+
+
+def test_launches_wait_no_longer_than_files_take_to_open():
+    at_once = T4_COLAB.model_copy(update={"file_overhead_us": 0.0, "layer_overhead_us": 5000.0, "host_ram_gib": 64.0})
+    slow = at_once.model_copy(update={"layer_overhead_us": 1e-3})
+    settings = run("0 0 100 0 100 0", page_cache="cold")  # bound by the disk, whatever is launched beside it
+    launched, alone = (predict(settings, machine).decode_latency_s for machine in (at_once, slow))
+    assert launched == pytest.approx(alone, rel=1e-4)  # but for the last layer, beside which nothing is loaded
 
 
 def test_splits_with_one_placement_have_one_prediction():
