@@ -3,7 +3,7 @@
 A virtual machine's core is one half of a real one, and somebody else may use the other half: Python, and with it each
 launch, then takes up to twice as long. Which cores these are changes by the second. On an H200's host about half of 16
 cores were slow at any moment, and half of the runs started on such a one. Waiting for a better one helped on one host
-of two; going to one and being free to be moved again left 3 of 8 runs slow.
+of two.
 """
 
 from __future__ import annotations
