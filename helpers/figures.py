@@ -101,8 +101,8 @@ def q1_parts(points: Iterable[Point]) -> Plot:
     if not terms:
         return _nothing(name, title, rows)
     figure, axes = _canvas(title, rows, wanted)
-    parts = (("computing", "compute", BLUE), ("PCIe (host to device)", "host_to_device", ORANGE),
-             ("disk tier", "disk", GREEN))
+    parts = (("computing", "compute", BLUE), ("PCIe (host to device), at most", "host_to_device", ORANGE),
+             ("disk tier, at most", "disk", GREEN))
     width = 0.2
     for i, (label, part, colour) in enumerate(parts):
         heights = [getattr(terms[row.id], part) if row.id in terms else None for row in wanted]
@@ -220,7 +220,8 @@ def q4_disk(points: Iterable[Point]) -> Plot:
     for column, (label, point) in enumerate(runs):
         rate_axes, size_axes = grid[0][column], grid[1][column]
         time = point.disk.time_s
-        rate_axes.step(time, [kib / 1024 for kib in point.disk.read_kib_per_s], where="pre", color=BLUE)
+        rates = [kib / 1024 for kib in point.disk.read_kib_per_s]
+        rate_axes.step((time[0] - point.disk.interval_s, *time), (rates[0], *rates), where="pre", color=BLUE)
         idle = point.disk.idle_read_kib_per_s
         if idle is not None:
             rate_axes.axhline(idle / 1024, color=GREY, linestyle=":", label="before the run")
@@ -316,7 +317,8 @@ def _bars(
     """Bars with their values on top and the range of repeats; a missing one is written in its place."""
     known = [(i + shift, v) for i, v in enumerate(values) if v is not None]
     heights = [v.value for _, v in known]
-    axes.bar([x for x, _ in known], heights, width, color=colour, label=label)
+    if known:  # of no bars the legend would show another colour
+        axes.bar([x for x, _ in known], heights, width, color=colour, label=label)
     spread = [(x, v) for x, v in known if v.repeated]
     if spread:
         axes.errorbar(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from helpers import models, paths
 from helpers.errors import Refused
 from helpers.homework import EXTRAS, QUESTIONS, Row
+from helpers.models import OptModel
 from helpers.placement import Placement, place
 from helpers.results import DiskSeries, Log, Machine, RunRecord, Sweep
 from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
@@ -35,6 +36,7 @@ class Point(Frozen):
     kind: Kind
     source: str  # the machine that measured, or the file that says so
     model: str
+    model_shape: OptModel | None = None  # of a model from a folder, as it was when it ran
     split: OffloadSplit
     workload: Workload
     compress_weight: bool = False
@@ -85,11 +87,14 @@ class Point(Frozen):
         )))
 
     @property
+    def opt_model(self) -> OptModel:
+        """The model that ran. Raises Refused if it is a folder that is not here, of which no record tells the shape."""
+        return self.model_shape or models.resolve(self.model)
+
+    @property
     def placement(self) -> Placement:
-        """Where FlexGen puts the weights. Raises Refused if the model is a folder that is not here."""
-        return place(
-            models.resolve(self.model), self.split.weights_gpu, self.split.weights_cpu, self.compress_weight
-        )
+        """Where FlexGen puts the weights. Raises Refused as `opt_model` does."""
+        return place(self.opt_model, self.split.weights_gpu, self.split.weights_cpu, self.compress_weight)
 
     @property
     def passes(self) -> int:
@@ -133,9 +138,9 @@ def from_record(run_id: str, record: RunRecord) -> Point:
     )
     return Point(
         run_id=run_id, kind=record.kind, source=record.machine.name, model=settings.model,
-        split=settings.split, workload=settings.workload, compress_weight=settings.compress_weight,
-        debug_mode=settings.debug_mode, page_cache=settings.page_cache, other_options=_other_options(settings),
-        status=record.status, reason=reason,
+        model_shape=record.model_shape, split=settings.split, workload=settings.workload,
+        compress_weight=settings.compress_weight, debug_mode=settings.debug_mode, page_cache=settings.page_cache,
+        other_options=_other_options(settings), status=record.status, reason=reason,
         repeats=len(repeats) or None,
         wall_time_s=record.total_latency_s if repeats else None,
         wall_time_s_range=_range(r.total_latency_s for r in repeats),
@@ -423,7 +428,8 @@ class Rows:
 
 
 def campaigns(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
-    """Points that may be compared: one source, one model, one prompt and generation length, same options."""
+    """Points that may be compared: one source, one model (a folder may get another), one prompt and generation
+    length, same options."""
     groups: dict[tuple, list[Point]] = {}
     for point in points:
         groups.setdefault((*_same_work(point), point.other_options), []).append(point)
@@ -433,8 +439,26 @@ def campaigns(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
 def _same_work(point: Point) -> tuple:
     work = point.workload
     return (
-        point.source, point.kind == "predicted", point.model, work.prompt_len, work.gen_len, work.num_gpu_batches,
+        point.source, point.kind == "predicted", point.model, point.model_shape, work.prompt_len, work.gen_len,
+        work.num_gpu_batches,
     )
+
+
+def _unlike(other: Point, point: Point) -> str:
+    """In what another campaign differs, seen from this one."""
+    work, shape = other.workload, other.model_shape
+    layers = f"when it had {shape.num_layers} layers, {shape.hidden_size} wide" if shape else ""
+    differ = (
+        (other.model, point.model, other.model),
+        (shape, point.model_shape, f"{other.model} {layers}".strip()),
+        (other.source, point.source, f"on {other.source}"),
+        (other.kind == "predicted", point.kind == "predicted", other.kind),
+        (work.prompt_len, point.workload.prompt_len, f"prompt {work.prompt_len}"),
+        (work.gen_len, point.workload.gen_len, f"generated {work.gen_len}"),
+        (work.num_gpu_batches, point.workload.num_gpu_batches, f"{work.num_gpu_batches} GPU batches"),
+        (other.other_options, point.other_options, other.other_options or "no other options"),
+    )
+    return ", ".join(words for theirs, ours, words in differ if theirs != ours and words)
 
 
 def homework_rows(points: Iterable[Point]) -> Rows:
@@ -456,7 +480,7 @@ def homework_rows(points: Iterable[Point]) -> Rows:
     notes = best.notes
     if rest:
         first = best.first
-        others = ", ".join(f"{len(r.by_id)} of {r.first.model} ({r.first.source})" for r in rest)
+        others = "; ".join(f"{len(r.by_id)} of {_unlike(r.first, first)}" for r in rest)
         notes += (f"These rows are {first.model} on {first.source}; the figures also hold rows of others: {others}.",)
     return Rows(best.by_id, notes, _beside(best.first, extras))
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -28,6 +28,9 @@ FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
 ]
 MOST_NAMED = 10  # of a log's broken lines
+# What a figure can be: beyond it a record is damaged.
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Gib = Annotated[float, Field(ge=0, le=1e6)]
 KIND_OF_DEVICE = {"cuda": "measured on CUDA", "emulated": "measured on the emulated GPU"}
 
 
@@ -78,12 +81,12 @@ class Repeat(Frozen):
 
     started_s: float
     ended_s: float
-    pass_latencies_s: tuple[float, ...]
-    peak_gpu_mem_gib: float
+    pass_latencies_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    peak_gpu_mem_gib: Gib
     disk_read_bytes: int | None = None
     own_read_bytes: int | None = None
-    timers_s: dict[str, tuple[float, ...]] = {}
-    core_speed: float | None = None
+    timers_s: dict[str, tuple[Annotated[float, Field(ge=0, le=1e9)], ...]] = {}
+    core_speed: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @property
     def prefill_latency_s(self) -> float:
@@ -121,7 +124,7 @@ class Machine(Frozen):
 class RunRecord(Frozen):
     """One run: what it was, where and how, and what came of it."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     method_version: int = METHOD_VERSION
     key: str
     kind: str

@@ -43,8 +43,8 @@ def in_one_line(error: ValidationError) -> str:
     if first["type"] == "value_error":
         return text
     rule = text[0].lower() + text[1:]
-    if first["type"] == "json_invalid":  # the input is the whole line
-        return rule
+    if first["type"] == "json_invalid":  # the input is the whole line, and the place is in that
+        return re.sub(r" at line \d+ column \d+$", "", rule)
     return f"{where}{'=' if where else ''}{first['input']!r:.100}: {rule}"
 
 

@@ -129,7 +129,8 @@ def q1_ratios(points: Iterable[Point]) -> Table:
         raw.append({
             "boundary": step.name, **_spread("ratio", step.ratio), "link_added": step.link,
             "bytes_added_per_pass": step.bytes_added, "seconds_added_per_pass": step.seconds_added,
-            "link_seconds_per_pass": step.link_seconds, "longest_part_after": step.longest_after,
+            "link_seconds_per_pass": step.link_seconds,
+            "longest_part_after": " or ".join(step.may_be_longest_after) or None,
         })
         shown.append({
             "Boundary": step.name,
@@ -137,7 +138,7 @@ def q1_ratios(points: Iterable[Point]) -> Table:
             "Dominant bottleneck: link added (PCIe / Disk)": step.link or NOT_KNOWN,
             "Added, measured (s/pass)": _digits(step.seconds_added),
             "Added bytes at the link's rate (s/pass)": _digits(step.link_seconds),
-            "Longest part of the pass after it": step.longest_after or NOT_KNOWN,
+            "Longest part of the pass after it": " or ".join(step.may_be_longest_after) or NOT_KNOWN,
         })
     return _table("q1_ratios", "Q1. Boundary ratios of throughput", homework_rows(points), raw, shown, QUESTIONS["q1"])
 

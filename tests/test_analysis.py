@@ -117,6 +117,16 @@ def test_close_ratios_are_called_close():
     assert text(analysis.q1(speeds(100, 50, 25, 12.5, 6.25)), "(a)").count("close to each other") == 2
 
 
+def test_what_depends_on_how_much_overlaps_is_not_said():
+    """Of a pass of 1.8 s computing is 1 s; copying takes between 0.8 s, if nothing overlaps, and the whole of it."""
+    sweep = analysis.q1(speeds(180, 100, 5, 4, 2))
+    assert sweep.terms["q1-2"].longest is None and set(sweep.steps[0].may_be_longest_after) == {"PCIe", "compute"}
+    assert "is PCIe or computing: that depends on how much overlaps" in text(sweep, "What")
+    assert "also the longest part" not in text(sweep, "What").split("(1)→(2)")[1].split("(2)→(3)")[0]
+    clear = analysis.q1(speeds(220, 100, 5, 4, 2))  # 1.2 s at the least
+    assert clear.steps[0].longest_after == "PCIe"
+
+
 def test_copies_hidden_behind_computing_are_no_bottleneck():
     sweep = analysis.q1(speeds(100, 100, 50, 45, 25))
     assert sweep.rates.host_to_device_hidden and sweep.terms["q1-2"].longest == "compute"

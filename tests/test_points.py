@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from factories import disk_series, make_record
+from factories import WORK, disk_series, make_record
 from helpers import points
 from helpers.errors import Refused
 from helpers.homework import QUESTIONS
+from helpers.models import OptModel
+from helpers.placement import place
 from helpers.results import Failure, Log, Repeat, Samples
 from helpers.tables import REFERENCE
 
@@ -237,6 +239,32 @@ def test_cold_and_natural_runs_are_not_mixed_up():
     rows = points.homework_rows([cold, natural])
     assert rows.by_id["q1-5"] == natural and rows.by_id["q4-disk-cold"] == cold
     assert points.homework_rows([cold]).by_id["q1-5"] == cold
+
+
+def test_two_models_that_a_folder_had_are_not_one():
+    """Its later one is twice as wide: rows of the two are no Q1 together, and each is placed by its own shape."""
+    shapes = [OptModel("opt-mine", 2, width, 4, 1024) for width in (128, 256)]
+    records = [
+        make_record(percent=percent, settings={"model": "opt-mini"}, model_shape=shape)
+        for percent, shape in (("50 50 100 0 100 0", shapes[0]), ("50 0 100 0 100 0", shapes[1]),
+                               ("0 50 100 0 100 0", shapes[1]))
+    ]
+    measured = [points.from_record(str(n), record) for n, record in enumerate(records)]
+    assert [len(group) for group in points.campaigns(measured)] == [1, 2]
+    rows = points.homework_rows(measured)
+    assert set(rows.by_id) == {"q1-3", "q1-4"} and "when it had 2 layers, 128 wide" in rows.notes[0]
+    assert [p.placement.total_bytes for p in measured] == [
+        place(shape, 50, 50, False).total_bytes for shape in (shapes[0], shapes[1], shapes[1])
+    ]
+
+
+def test_the_note_on_other_campaigns_says_in_what_they_differ():
+    longer = WORK.model_copy(update={"gen_len": 9})
+    kinds = [{}, {"workload": longer}, {"attn_sparsity": 0.5}]
+    records = [make_record(settings=options) for options in kinds]
+    records += [make_record(percent="100 0 100 0 100 0")]
+    (note,) = points.homework_rows([points.from_record(str(n), r) for n, r in enumerate(records)]).notes
+    assert note.endswith("rows of others: 1 of generated 9; 1 of --attn-sparsity 0.5.")
 
 
 def test_a_run_with_other_options_is_no_row_beside_plain_ones():

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from factories import disk_series, make_record, save_config
 from helpers import lab, models, paths, points
 from helpers.errors import Refused
-from helpers.results import Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
+from helpers.results import SCHEMA_VERSION, Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
 
 FINITE = st.floats(0.001, 1e6)
 
@@ -119,6 +119,28 @@ def test_a_damaged_shape_is_a_damaged_record(tmp_path, shape):
     line = json.loads(make_record().model_dump_json()) | {"model_shape": shape}
     log.path.write_text(json.dumps(line) + "\n")
     with pytest.warns(UserWarning, match="line 1: not a record"):
+        assert list(log) == []
+
+
+@pytest.mark.parametrize("field, value", [
+    ("pass_latencies_s", []), ("pass_latencies_s", [0.0, 0.0]), ("pass_latencies_s", [-1.0]),
+    ("pass_latencies_s", [1e300]), ("peak_gpu_mem_gib", -5.0), ("peak_gpu_mem_gib", 1e300), ("core_speed", 0.0),
+    ("timers_s", {"load_weight": [-1.0]}),
+])
+def test_figures_that_cannot_be_are_a_damaged_record(tmp_path, field, value):
+    log = Log(tmp_path / "log.jsonl")
+    good = json.loads(make_record().model_dump_json())
+    bad = good | {"repeats": [good["repeats"][0] | {field: value}]}
+    log.path.write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
+    with pytest.warns(UserWarning, match="line 2: not a record, skipped .*" + field):
+        assert len(list(log)) == 1
+
+
+def test_a_record_of_a_later_schema_is_not_read_as_this_ones(tmp_path):
+    log = Log(tmp_path / "log.jsonl")
+    line = json.loads(make_record().model_dump_json()) | {"schema_version": SCHEMA_VERSION + 1}
+    log.path.write_text(json.dumps(line) + "\n")
+    with pytest.warns(UserWarning, match="schema_version=2: "):
         assert list(log) == []
 
 

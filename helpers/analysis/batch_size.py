@@ -106,13 +106,13 @@ def _growth(rows: Rows, gpu_mem_gib: float | None) -> Growth | None:
         return None
     first, last = known[0], known[-1]
     work = first.workload
-    kv_cache = models.resolve(first.model).kv_cache_bytes(work.num_gpu_batches, work.prompt_len, work.gen_len) / GIB
+    kv_cache = first.opt_model.kv_cache_bytes(work.num_gpu_batches, work.prompt_len, work.gen_len) / GIB
     capacity = gpu_mem_gib if gpu_mem_gib is not None else first.gpu_mem_gib
     per_sequence = largest = None
     if len(known) > 1 and first.peak_gpu_mem_gib is not None and last.peak_gpu_mem_gib is not None:
         more = last.workload.gpu_batch_size - first.workload.gpu_batch_size
         per_sequence = (last.peak_gpu_mem_gib - first.peak_gpu_mem_gib) / more
-    if capacity is not None:
+    if capacity is not None and models.resolve(last.model) == last.opt_model:  # a folder may have got another model
         largest = memory_model.largest_batch(_settings(last), int(capacity * GIB))
     overtakes = None
     on_gpu, on_disk = rows.done("q1-1"), rows.done("q1-5")

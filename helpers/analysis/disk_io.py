@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers import models
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.values import (
     EMULATED,
@@ -269,7 +268,7 @@ def _against_the_pass(rows: Rows, disk: Breakdown) -> list[str]:
     whole = latency(point)
     if whole is None:
         return []
-    layers = len(models.resolve(point.model).layers)
+    layers = len(point.opt_model.layers)
     expected, measured = layers * disk.load_weight_s, whole.value / point.passes
     same = Value.of(expected).is_close_to(Value.of(measured))
     cache = "" if point.kind == EMULATED else ", or the page cache was in another state"

@@ -28,6 +28,7 @@ from helpers.analysis.values import (
 from helpers.homework import QUESTIONS
 from helpers.points import Point, Rows, homework_rows
 
+PARTS = {"compute": "computing", "PCIe": "PCIe", "Disk": "the disk tier"}
 STEPS = (("q1-1", "q1-2"), ("q1-2", "q1-3"), ("q1-3", "q1-4"), ("q1-4", "q1-5"))
 
 
@@ -48,6 +49,7 @@ class Rates:
     host_to_device_most: float | None = None
     host_to_device_hidden: bool = False  # the copies added no time: the link may be faster than this
     disk: float | None = None
+    disk_most: float | None = None
     disk_hidden: bool = False
     repeated: bool = False  # the rows had repeats, which spread
 
@@ -59,23 +61,35 @@ class Rates:
 
 @dataclass(frozen=True)
 class Terms:
-    """Seconds of a pass that each part would take alone; None where it cannot be worked out."""
+    """Seconds of a pass that each part would take alone; None where it cannot be worked out.
+
+    Those of a link are the most: were nothing overlapped where its rate is from, it would take the `_least`.
+    """
 
     compute: float | None
     host_to_device: float | None
     disk: float | None
+    host_to_device_least: float = 0.0
+    disk_least: float = 0.0
 
     @property
     def by_name(self) -> dict[str, float | None]:
         return {"compute": self.compute, "PCIe": self.host_to_device, "Disk": self.disk}
 
     @property
+    def may_be_longest(self) -> tuple[str, ...]:
+        """The longest part, or the parts that are, by how much overlaps; none unless all are known."""
+        most = self.by_name
+        if None in most.values():
+            return ()
+        least = {"compute": self.compute, "PCIe": self.host_to_device_least, "Disk": self.disk_least}
+        longest = max(most, key=lambda name: most[name])
+        return (longest, *(name for name in most if name != longest and most[name] > least[longest]))
+
+    @property
     def longest(self) -> str | None:
-        """The longest part; None unless all are known."""
-        known = self.by_name
-        if None in known.values():
-            return None
-        return max(known, key=lambda name: known[name])
+        """The longest part; None unless all are known, and it is the longest however much overlaps."""
+        return self.may_be_longest[0] if len(self.may_be_longest) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,11 @@ class Step:
     ratio: Value | None
     seconds_added: float | None  # a pass, measured
     link_seconds: float | None  # a pass: the added bytes at the link's rate
-    longest_after: str | None
+    may_be_longest_after: tuple[str, ...]
+
+    @property
+    def longest_after(self) -> str | None:
+        return self.may_be_longest_after[0] if len(self.may_be_longest_after) == 1 else None
 
     @property
     def name(self) -> str:
@@ -142,7 +160,10 @@ def _rates(rows: Rows) -> Rates:
     if all_disk:
         found["disk_hidden"] = bool(compute) and not all_disk.exceeds(compute)
         slowest = compute if found["disk_hidden"] else all_disk
-        found["disk"] = rows.done("q1-5").placement.disk_bytes_per_pass / slowest.value
+        read = rows.done("q1-5").placement.disk_bytes_per_pass
+        found["disk"] = read / slowest.value
+        if compute and not found["disk_hidden"]:
+            found["disk_most"] = read / (all_disk.value - compute.value)
     return Rates(**found)
 
 
@@ -152,10 +173,11 @@ def _terms(point: Point, rates: Rates, compute: Value | None) -> Terms:
     def part(count: int, bytes_per_s: float | None) -> float | None:
         return 0.0 if not count else count / bytes_per_s if bytes_per_s else None
 
+    copied, read = placement.host_to_device_bytes_per_pass, placement.disk_bytes_per_pass
     return Terms(
         compute.value if compute else None,
-        part(placement.host_to_device_bytes_per_pass, rates.host_to_device),
-        part(placement.disk_bytes_per_pass, rates.disk),
+        part(copied, rates.host_to_device), part(read, rates.disk),
+        part(copied, rates.host_to_device_most) or 0.0, part(read, rates.disk_most) or 0.0,
     )
 
 
@@ -176,7 +198,7 @@ def _step(rows: Rows, before: str, after: str, rates: Rates, terms: dict[str, Te
             slower = pass_time(b).value - pass_time(a).value
     return Step(
         before, after, link, added, ratio(throughput(a), throughput(b)), slower, link_seconds,
-        terms[after].longest if after in terms else None,
+        terms[after].may_be_longest if after in terms else (),
     )
 
 
@@ -231,9 +253,12 @@ def _bound(step: Step) -> str:
                       f"{step.link}, but most of its time is something else")
         else:
             words += f", and those bytes take {seconds(step.link_seconds)} at the rate above"
-    if step.longest_after is None:
+    if not step.may_be_longest_after:
         return words + ". What bounds the run after it cannot be said: a setting is missing."
-    longest = {"PCIe": "PCIe", "Disk": "the disk tier", "compute": "computing"}[step.longest_after]
+    if step.longest_after is None:
+        may_be = " or ".join(PARTS[name] for name in step.may_be_longest_after)
+        return words + f". The longest part of the pass after it is {may_be}: that depends on how much overlaps."
+    longest = PARTS[step.longest_after]
     if step.longest_after == step.link:
         return words + f". {capital(longest)} is added and is also the longest part of the pass after it."
     return words + f". The longest part of the pass after it is {longest}, not {step.link}."
@@ -303,7 +328,7 @@ def _hidden(link: str | None, after: Terms | None) -> str:
     if link is None or after is None or after.longest in (None, link):
         return ""
     what = "the copies over PCIe" if link == "PCIe" else "the disk tier's reads"
-    behind = {"PCIe": "the copies over PCIe", "Disk": "the disk tier", "compute": "computing"}[after.longest]
+    behind = {**PARTS, "PCIe": "the copies over PCIe"}[after.longest]
     return (f": {what}, {seconds(after.by_name[link])} at the rate above, hide behind {behind}, "
             f"{seconds(after.by_name[after.longest])}, the longest part of the pass")
 
