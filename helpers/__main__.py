@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     except OSError as error:  # a disk that is full, a file that is gone: something was started
-        print(f"failed: {error}", file=sys.stderr)
+        where = f", writing to {options.output}" if error.filename is None and "output" in options else ""
+        print(f"failed: {error}{where}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
@@ -68,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
     run.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
     run.add_argument("--page-cache", default="natural", help="natural or cold")
-    run.add_argument("--repeats", type=int, default=3, metavar="N", help="times that each run is measured (default: 3)")
+    run.add_argument("--repeats", type=int, default=3, metavar="N",
+                     help="times that each run is measured, fewer once that took a minute (default: 3)")
     run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
     run.add_argument("--dry-run", action="store_true", help="list the runs and which are known already, start nothing")
     run.set_defaults(command=_run)
@@ -79,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--page-cache", default="natural", help="natural or cold")
     measure.add_argument("--disk-reader", default="stock", help="stock, or direct: weights by O_DIRECT")
     measure.add_argument("--copy-buffer", default="stock", help="stock: 8 GiB, pinned; or fit: the largest tensor")
-    measure.add_argument("--repeats", type=int, default=3)
+    measure.add_argument("--repeats", type=int, default=3, metavar="N",
+                         help="times to measure, fewer once that took a minute (default: 3)")
     measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
     measure.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
     measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
@@ -452,5 +455,9 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it ends as by Ctrl-C
-    sys.exit(main())
+    for asked_to_end in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(asked_to_end) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(asked_to_end, signal.default_int_handler)  # it ends as by Ctrl-C
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C ends nothing any more
+    sys.exit(code)

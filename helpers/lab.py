@@ -212,8 +212,18 @@ def _run_one(
         peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
         samples=outcome.samples,
         failure=failure,
-        notes=(*notes, *_slow_cores(settings, outcome.repeats), *outcome.result.get("notes", ())),
+        notes=(
+            *notes, *_few_repeats(settings, outcome, repeat_budget_s), *_slow_cores(settings, outcome.repeats),
+            *outcome.result.get("notes", ()),
+        ),
     )
+
+
+def _few_repeats(settings: RunSettings, outcome: launcher.Outcome, budget_s: float) -> list[str]:
+    """A note where the time for repeats was over before all were measured."""
+    if outcome.failure or not 0 < len(outcome.repeats) < settings.repeats:
+        return []
+    return [f"{len(outcome.repeats)} of {settings.repeats} repeats: {budget_s:.0f} s had been measured by then"]
 
 
 def _slow_cores(settings: RunSettings, repeats: Sequence[Repeat]) -> list[str]:
@@ -242,6 +252,9 @@ def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
         raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
     if disk.is_network and on_disk:
         notes.append(f"offload folder {root}: {disk.filesystem}, a network or FUSE file system, no disk's figures")
+    if split.cache_disk or activations_disk:
+        notes.append("what the run had to read from the disk is counted of its weights alone, not of the KV cache and "
+                     "activations there")
     return notes
 
 

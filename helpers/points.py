@@ -17,7 +17,7 @@ from helpers.errors import Refused
 from helpers.homework import EXTRAS, QUESTIONS, Row
 from helpers.models import OptModel
 from helpers.placement import Placement, place
-from helpers.results import DiskSeries, Log, Machine, RunRecord, Sweep
+from helpers.results import DiskSeries, Log, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
 
 Kind = Literal[
@@ -153,7 +153,7 @@ def from_record(run_id: str, record: RunRecord) -> Point:
         load_weight_s_median=statistics.median(load) if load else None,
         compute_layer_decoding_s=statistics.fmean(compute) if compute else None,
         compute_layer_decoding_s_median=statistics.median(compute) if compute else None,
-        **_disk_peaks(disk, windows),
+        **_disk_peaks(disk, repeats),
         bytes_from_disk=record.bytes_from_disk if repeats else None,
         bytes_expected_from_disk=record.bytes_expected_from_disk,
         disk=disk, windows_s=windows,
@@ -167,9 +167,9 @@ def _range(values: Iterable[float]) -> tuple[float, float] | None:
     return (min(values), max(values)) if len(values) > 1 else None
 
 
-def _disk_peaks(disk: DiskSeries | None, windows: Sequence[tuple[float, float]]) -> dict[str, float | None]:
-    """Peaks over the samples within a window, or, of a window too short to hold one, those that touch it: what was
-    read before the run, by its own loading or by others, is not the run."""
+def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str, float | None]:
+    """Peaks over the samples within a repeat, or, of a repeat too short to hold one, those that touch it: what was
+    read before the run, by its own loading or by others, is not the run. A rate has been as high as its mean."""
     columns = {
         "disk_r_s_peak": "reads_per_s", "disk_rkb_s_peak": "read_kib_per_s",
         "disk_rareq_kb_peak": "request_kib", "disk_util_percent_peak": "util_percent",
@@ -177,7 +177,7 @@ def _disk_peaks(disk: DiskSeries | None, windows: Sequence[tuple[float, float]])
     if disk is None:
         return dict.fromkeys(columns)
     inside: list[int] = []
-    for start, stop in windows:
+    for start, stop in ((repeat.started_s, repeat.ended_s) for repeat in repeats):
         touching = [i for i, end in enumerate(disk.time_s) if end > start and end - disk.interval_s < stop]
         within = [i for i in touching if disk.time_s[i] - disk.interval_s >= start and disk.time_s[i] <= stop]
         inside += within or touching
@@ -185,6 +185,10 @@ def _disk_peaks(disk: DiskSeries | None, windows: Sequence[tuple[float, float]])
     for name, column in columns.items():
         values = [getattr(disk, column)[i] for i in inside]
         peaks[name] = max((v for v in values if v is not None), default=None)
+    means = [repeat.disk_read_bytes / 1024 / (repeat.ended_s - repeat.started_s) for repeat in repeats
+             if repeat.disk_read_bytes is not None and repeat.ended_s > repeat.started_s]
+    if peaks["disk_rkb_s_peak"] is not None:
+        peaks["disk_rkb_s_peak"] = max((peaks["disk_rkb_s_peak"], *means))
     return peaks
 
 

@@ -142,7 +142,7 @@ class RunRecord(Frozen):
     repeats: tuple[Repeat, ...] = ()
     generated_tokens: tuple[tuple[int, ...], ...] = ()
     bytes_by_tier: dict[str, int] = {}
-    bytes_expected_from_disk: int = 0  # by one repeat, were nothing in the page cache
+    bytes_expected_from_disk: int = 0  # of weights, by one repeat, were nothing in the page cache
     peak_gpu_reserved_gib: float | None = None
     samples: Samples = Samples()
     failure: Failure | None = None

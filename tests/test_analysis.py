@@ -89,7 +89,7 @@ def test_q4_gives_the_hand_ins_class_and_ratios():
     assert io.classes[0].by_rule == "A"
     assert f"{io.gpu.load_over_compute:.4f} {io.disk.load_over_compute:.2f}" == "0.0054 33.51"
     assert "6,700x, about 4 orders of magnitude (10^3.8)" in io.markdown
-    assert "practically the same" in text(io, "(a)")
+    assert "the same to within 25 %" in text(io, "(a)")
 
 
 def test_the_reads_that_the_disk_cannot_have_given_are_found():
@@ -404,7 +404,7 @@ def test_page_cache_is_no_reason_where_the_emulation_paces_the_disk():
 
 
 @pytest.mark.parametrize("medians, said, not_said", [
-    ((0.006, 0.006), "the means differ, the medians are practically the same", "something besides"),
+    ((0.006, 0.006), "the means differ, the medians are the same to within 25 %", "something besides"),
     ((0.006, 0.012), "something besides computing (threads", "cold"),
     ((None, None), "cold first calls", "medians"),
 ])

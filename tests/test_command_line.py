@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -83,6 +84,17 @@ def test_every_option_of_flexgen_reaches_the_run(tmp_path, capfd):
     settings = record.settings
     assert settings.workload.num_gpu_batches == 2 and settings.compress_weight and settings.cpu_cache_compute
     assert not settings.overlap and not settings.pin_weight and settings.page_cache == "cold"
+
+
+def test_a_full_disk_is_1_and_says_where(monkeypatch, capsys, tmp_path):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it: of no file
+
+    monkeypatch.setattr(lab, "run", full)
+    split = ("100", "0", "100", "0", "100", "0")
+    assert main(["measure", "--percent", *split, "--device", "emulated", "--output", str(tmp_path)]) == FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("failed: ") and line.endswith(f"No space left on device, writing to {tmp_path}")
 
 
 def test_what_was_interrupted_is_1_and_says_how_to_go_on(monkeypatch, capsys, tmp_path):

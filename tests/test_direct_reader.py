@@ -118,7 +118,9 @@ def test_every_byte_comes_as_it_is_in_the_file(tmp_path_factory, shapes, part_by
         for (_, values), target in zip(files, targets):
             assert target.data.numpy().tobytes() == values.tobytes()
         assert sum(read) == sum(os.stat(file.data).st_size for file, _ in files)
-        assert reader.notes == []
+        bytes_ = [values.nbytes for _, values in files]
+        small = sum(size for size in bytes_ if size < smallest)
+        assert len(reader.notes) == (small > 0.02 * sum(bytes_))
 
 
 def test_what_is_no_weight_is_left_to_flexgen(tmp_path, no_gpu):
@@ -197,7 +199,8 @@ def test_the_tokens_are_stocks_and_the_bytes_are_the_disks(percent, options, tmp
     stock = done(run_one(mini(percent, SHORT, **options), tmp_path))
     direct = done(run_one(mini(percent, SHORT, disk_reader="direct", **options), tmp_path))
     assert direct.generated_tokens == stock.generated_tokens
-    assert direct.bytes_by_tier == stock.bytes_by_tier and direct.notes == ()
+    assert direct.bytes_by_tier == stock.bytes_by_tier
+    assert all("are in tensors of less than 64 KiB" in note for note in set(direct.notes) - set(stock.notes))
     (repeat,) = direct.repeats
     if repeat.own_read_bytes is not None:
         split = direct.settings.split

@@ -83,6 +83,14 @@ def test_disk_peaks_leave_out_what_was_read_at_a_windows_edges():
     assert point.disk_r_s_peak == 900.0
 
 
+def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
+    """Samples that hold idle time beside a short repeat say less than the disk's own count of it."""
+    short = Repeat(started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0,
+                   disk_read_bytes=200 * 1024)
+    point = points.from_record("a", make_record(samples=Samples(disk=disk_series()), repeats=(short,)))
+    assert point.disk_rkb_s_peak == pytest.approx(1000.0)
+
+
 def test_a_run_with_another_disk_reader_is_no_row_of_the_homework():
     direct = make_record(settings={"disk_reader": "direct"})
     rows = points.homework_rows([points.from_record("a", direct)])

@@ -40,6 +40,7 @@ RULE = (
 
 # Compute times nearer than this factor are called the same.
 SAME_COMPUTE = 1.25
+WITHIN = f"{100 * (SAME_COMPUTE - 1):.0f} %"
 
 CLASS_NAMES = {
     "A": "A, sequential reads in large blocks", "B": "B, random reads in small blocks", "C": "C, page cache hits",
@@ -292,11 +293,11 @@ def _compute(answer: DiskIO) -> str:
         words += (f" (by the medians {seconds(answer.gpu.compute_s_median)} against "
                   f"{seconds(answer.disk.compute_s_median)}, {plain(by_median)} times)")
     if 1 / SAME_COMPUTE <= change <= SAME_COMPUTE:
-        return (f"{words}: practically the same. Offloading changes where the weights are kept, not what is "
+        return (f"{words}: the same to within {WITHIN}. Offloading changes where the weights are kept, not what is "
                 "computed with them: the layer works on the same numbers once they have arrived.")
     if by_median is not None and 1 / SAME_COMPUTE <= by_median <= SAME_COMPUTE:
-        return (f"{words}: the means differ, the medians are practically the same. A few slow calls, a cold first one "
-                "among them, move the mean; offloading does not change what is computed.")
+        return (f"{words}: the means differ, the medians are the same to within {WITHIN}. A few slow calls, a cold "
+                "first one among them, move the mean; offloading does not change what is computed.")
     others = "threads that copy on the same cores, other clocks"
     slow_calls = by_median is None or any(
         _moved(found.compute_s, found.compute_s_median) for found in (answer.gpu, answer.disk)

@@ -21,6 +21,7 @@ PART_BYTES = 4 * 2**20
 # Vectors (biases, norms) are a thousandth of a model's bytes and more than half of its files: a request to the disk
 # for each would cost more than it moves. They come through the page cache.
 SMALLEST_DIRECT_BYTES = 64 * 2**10
+LEAST_WORTH_A_NOTE = 0.02
 BUFFERS = 2  # of each copy thread: one is read into while the other is copied from
 BUFFER_BYTES = PART_BYTES + ALIGNMENT
 
@@ -61,6 +62,12 @@ class DirectReader:
         """From now on copies of these tensors, which FlexGen has written, are cut into parts for the copy threads."""
         sizes = {weight.data: int(weight.bytes) for weight in weights}
         flags = self._flags(max(sizes, key=sizes.__getitem__)) if sizes else 0
+        small = sum(size for size in sizes.values() if size < SMALLEST_DIRECT_BYTES) / max(sum(sizes.values()), 1)
+        if flags != os.O_RDONLY and small > LEAST_WORTH_A_NOTE:
+            self.notes.append(
+                f"direct disk reader: {100 * small:.0f} % of the weights on disk are in tensors of less than "
+                f"{SMALLEST_DIRECT_BYTES // 2**10} KiB, which were read through the page cache"
+            )
         submit_stock = disk.submit_copy
 
         def submit_copy(dst: Any, dst_indices: Any, src: Any, src_indices: Any) -> None:

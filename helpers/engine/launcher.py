@@ -62,16 +62,22 @@ class Outcome:
 
 
 def warm_server() -> None:
-    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA."""
-    _server_context()
-    from multiprocessing import forkserver
+    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA.
 
+    Ctrl-C goes to all that is in the foreground: the server and its runs leave it to this process, which ends them.
+    """
+    _server_context()
+    from multiprocessing import forkserver, resource_tracker
+
+    resource_tracker.ensure_running()  # the server would start it, and let signals through again
     # The server imports helpers by name, from any folder.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
+    let_through = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that is started inherits it
     try:
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, let_through)
         if before is None:
             del os.environ["PYTHONPATH"]
         else:

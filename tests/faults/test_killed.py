@@ -127,6 +127,7 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
 @pytest.mark.parametrize("end", [
     lambda program: os.killpg(program.pid, signal.SIGINT),  # Ctrl-C, as a terminal does: to all in the foreground
     lambda program: program.terminate(),
+    lambda program: program.send_signal(signal.SIGHUP),  # its terminal is closed
 ])
 def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, command_line, tmp_path):
     program = command_line.start("run", "q1", "--device", "emulated", "--output", tmp_path, start_new_session=True)
@@ -139,6 +140,24 @@ def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, c
     assert program.returncode == 1
     assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
     assert readable(tmp_path / lab.LOG_NAME)[0].status == "done"
+    command_line.wait_for_all_to_end()
+
+
+def test_an_impatient_ctrl_c_is_one_line_too(command_line, tmp_path):
+    program = command_line.start(
+        "measure", "--percent", "100", "0", "100", "0", "100", "0", "--device", "emulated", "--repeats", "1000",
+        "--output", tmp_path, env={"OFFLOAD_LAB_HOME": str(tmp_path / "home")}, start_new_session=True,
+    )
+    deadline = time.monotonic() + LIMIT_S
+    while not list((tmp_path / "home" / "offload").glob("run-*")):
+        assert time.monotonic() < deadline and program.poll() is None
+        time.sleep(0.1)
+    for _ in range(3):
+        os.killpg(program.pid, signal.SIGINT)
+        time.sleep(0.02)
+    _, said = program.communicate(timeout=LIMIT_S)
+    assert program.returncode == 1
+    assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
     command_line.wait_for_all_to_end()
 
 
