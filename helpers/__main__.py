@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
 
     place = commands.add_parser("place", help="where FlexGen puts the weights for a split")
     place.add_argument("--percent", nargs="+", required=True, metavar="N")
+    place.add_argument("--to", nargs="+", metavar="N",
+                       help="another split: list each placement there is from one to the other, once")
     place.add_argument("--model", default="opt-1.3b")
     place.add_argument("--compress-weight", action="store_true")
     place.add_argument("--json", action="store_true")
@@ -275,8 +277,10 @@ def _place(options: argparse.Namespace) -> int:
     from helpers.placement import TIERS, asked_and_achieved
     from helpers.settings import OffloadSplit
 
-    split = OffloadSplit.parse(options.percent)
-    found = asked_and_achieved(models.resolve(options.model), split, options.compress_weight)
+    split, model = OffloadSplit.parse(options.percent), models.resolve(options.model)
+    if options.to is not None:
+        return _placements_between(options, model, split, OffloadSplit.parse(options.to))
+    found = asked_and_achieved(model, split, options.compress_weight)
     if options.json:
         print(json.dumps(found))
         return DONE
@@ -287,6 +291,26 @@ def _place(options: argparse.Namespace) -> int:
             f"{tier:5} asked {found['asked'][f'{tier}_percent']:3d} %   "
             f"achieved {achieved[f'{tier}_percent']:5.1f} %   {achieved[f'{tier}_gib']:.3f} GiB"
         )
+    return DONE
+
+
+def _placements_between(options: argparse.Namespace, model: Any, start: Any, end: Any) -> int:
+    """Each distinct placement on the way from one split to another: what a sweep has to measure."""
+    from helpers import search
+    from helpers.placement import TIERS, asked_and_achieved, place
+
+    if start.percent[2:] != end.percent[2:]:
+        raise Refused(f"--to {end}: the weights alone may differ from --percent {start}, not the cache or activations")
+    splits = search.distinct_placements(model, start, end)
+    if options.json:
+        print(json.dumps([asked_and_achieved(model, split, options.compress_weight) for split in splits]))
+        return DONE
+    print(f"{model.name}: {len(splits)} placements from --percent {start} to {end}")
+    for split in splits:
+        placed = place(model, split.weights_gpu, split.weights_cpu, options.compress_weight)
+        shares = {tier: placed.percent(tier) for tier in TIERS}
+        achieved = " + ".join(f"{share:.3f} % {tier}" for tier, share in shares.items() if share)  # a vector is little
+        print(f"--percent {split!s:24} achieved {achieved}")
     return DONE
 
 

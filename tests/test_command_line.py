@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from factories import at_phase, workers
-from helpers import __main__, homework, lab, suite
+from helpers import __main__, homework, lab, models, suite
 from helpers.__main__ import DONE, FAILED, REFUSED, main
 from helpers.engine import launcher
+from helpers.placement import place
 from helpers.results import Log
 from helpers.tables import REFERENCE
 
@@ -213,6 +214,19 @@ def test_predict_for_people_has_the_terms_that_count_in_seconds(capsys):
     for name, seconds in found["terms_s"].items():
         assert (f" {name} {seconds:.4g} s\n" in printed) == (seconds > found["total_latency_s"] / 1000), name
     assert "fit:" not in printed and "reason" not in printed
+
+
+def test_place_lists_each_placement_between_two_splits_once(capsys):
+    asked = ["place", "--percent", *["100", "0", "100", "0", "100", "0"], "--to", *["0", "100", "100", "0", "100", "0"]]
+    assert main([*asked, "--json"]) == DONE
+    achieved = [tuple(found["achieved"].values()) for found in json.loads(capsys.readouterr().out)]
+    model = models.resolve("opt-1.3b")
+    every = {place(model, gpu, 100 - gpu, False).layers for gpu in range(101)}
+    assert len(set(achieved)) == len(achieved) == len(every)
+    assert main(asked) == DONE
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert f"{len(every)} placements" in head and len({line.split("achieved")[1] for line in lines}) == len(every)
+    assert main([*asked[:-1], "50"]) == REFUSED and "activations" in capsys.readouterr().err
 
 
 def test_search_gives_the_achieved_split_beside_the_one_asked(capsys):
