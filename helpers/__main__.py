@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import sys
 import warnings
@@ -35,17 +36,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(given)
         with warnings.catch_warnings():
             warnings.showwarning = say_warning
-            return options.command(options)
+            code = options.command(options)
+            sys.stdout.flush()
+            return code
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     except OSError as error:  # a disk that is full, a file that is gone: something was started
+        if isinstance(error, BrokenPipeError) and _nobody_reads_on():
+            return DONE
         where = f", writing to {options.output}" if error.filename is None and "output" in options else ""
         print(f"failed: {error}{where}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
         return FAILED
+
+
+def _nobody_reads_on() -> bool:
+    """Whether who read stdout has had enough, as `| head` has: then what is left to say goes nowhere."""
+    stdout = select.poll()
+    stdout.register(sys.stdout, 0)
+    gone = any(event & select.POLLERR for _, event in stdout.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
 
 
 def _check_text(arguments: Sequence[str]) -> None:

@@ -87,6 +87,15 @@ def test_every_option_of_flexgen_reaches_the_run(tmp_path, capfd):
     assert not settings.overlap and not settings.pin_weight and settings.page_cache == "cold"
 
 
+def test_a_reader_that_has_had_enough_is_no_failure():
+    asked = [sys.executable, "-m", "helpers", "place", "--percent", "100", "0", "100", "0", "100", "0", "--json"]
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(asked, cwd=lab.ROOT, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (DONE, "")
+
+
 def test_a_full_disk_is_1_and_says_where(monkeypatch, capsys, tmp_path):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it: of no file
