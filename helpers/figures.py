@@ -135,8 +135,9 @@ def q2(points: Iterable[Point]) -> Plot:
     batches = [p.workload.gpu_batch_size for p in known]
     speeds, times = [throughput(p) for p in known], [latency(p) for p in known]
     first = speeds[0].value / batches[0]
-    left.plot(batches, [first * b for b in batches], color=GREY, linestyle="--", linewidth=2, zorder=3,
-              label="ideal: in proportion to the batch")
+    if len(known) > 1:
+        left.plot(batches, [first * b for b in batches], color=GREY, linestyle="--", linewidth=2, zorder=3,
+                  label="ideal: in proportion to the batch")
     _line(left, batches, speeds, BLUE, "throughput", aside=True)
     left.set_yscale("log")
     left.set_ylabel("Total throughput (token/s, log scale)")
@@ -151,7 +152,7 @@ def q2(points: Iterable[Point]) -> Plot:
         axes.set_xlabel("Batch (sequences)")
         _plain_numbers(axes)
     low, high = left.get_ylim()
-    left.set_ylim(low / 1.8, high * 1.3)
+    left.set_ylim(*((low / 1.8, high * 1.3) if len(known) > 1 else (low / 4, high * 4)))  # else no tick is within
     alt = (f"{title}. Throughput in token/s: " + _said(zip((f"batch {b}" for b in batches), speeds))
            + " Wall time in s: " + _said(zip((f"batch {b}" for b in batches), times)) + f" {provenance(rows, wanted)}")
     return Plot(name, alt, figure)
