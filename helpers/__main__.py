@@ -18,7 +18,7 @@ from helpers.homework import QUESTIONS
 
 DONE, FAILED, REFUSED = 0, 1, 2
 OUTPUT = Path(__file__).resolve().parents[1] / "outputs"  # the project's, from whatever folder the command is run
-PREDICTED_WITHIN = 0.1  # of what is measured, on the mean: README.md
+PREDICTED_WITHIN = 0.1  # about what predictions are off by on the mean, on machines they were judged on: README.md
 NOTEBOOKS_WITHOUT_RUNS = ("machine", "explore")  # of the homework's; `run` takes their names too
 
 
