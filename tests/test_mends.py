@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import queue
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -238,6 +240,67 @@ def test_without_overlap_nothing_waits_for_the_copy_threads_unless_mended(backen
     order.clear()
     getattr(flexgen.OptLM, step)(lm, 1, 0, 0, overlap=True)
     assert order == ["asked"]
+
+
+# ---- pinned buffers
+
+
+class Cuda:
+    """Stands in for CUDA's runtime: pins what it is asked to, or refuses with a code."""
+
+    def __init__(self, code=0):
+        self.code, self.pinned = code, {}
+
+    def cudaHostRegister(self, address, nbytes, flags):
+        self.pinned[address] = nbytes
+        return self.code
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_a_pinned_buffer_is_memory_of_this_process_in_place_from_its_first_page_to_its_last(monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    before = resident_bytes()
+    with mends.pinned_side_by_side():
+        buffer = torch.empty((2**26,), dtype=torch.float16, pin_memory=True)  # as FlexGen asks
+    assert cuda.pinned == {buffer.data_ptr(): 2**27}
+    assert buffer.shape == (2**26,) and buffer.dtype == torch.float16
+    assert resident_bytes() - before > 0.99 * 2**27
+
+
+def test_a_buffer_of_nothing_is_not_pinned_and_other_tensors_are_torchs_own(monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    with mends.pinned_side_by_side():
+        assert torch.empty((0,), dtype=torch.float16, pin_memory=True).numel() == 0
+        assert torch.empty(7, dtype=torch.float16).shape == (7,) and torch.ones(2).sum() == 2
+    assert not cuda.pinned
+
+
+def test_where_cuda_does_not_pin_it_torch_is_asked_as_before(monkeypatch):
+    """In a sandbox, or for lack of memory: the error is then the one that torch gives, not the one before."""
+    cuda, told = Cuda(code=801), []
+
+    def next_kernel(*size, device):
+        told.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch, "ones", next_kernel)
+
+    def answer():
+        try:
+            return torch.empty(5, pin_memory=True).is_pinned()
+        except RuntimeError as error:  # no GPU here
+            return str(error)
+
+    as_before = answer()
+    with mends.pinned_side_by_side():
+        assert answer() == as_before
+    assert len(cuda.pinned) == 1 and told == ["cuda"]
 
 
 # ---- the copy queue

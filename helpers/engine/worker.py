@@ -165,11 +165,18 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
         return emulated_gpu.on_this_thread(emulated) if emulated else nullcontext()
 
     def copy_worker_func(queue: Any, cuda_id: int) -> None:
-        with on_thread():
+        with on_thread(), ExitStack() as pinning:
+            if not emulated:
+                pinning.enter_context(mends.pinned_side_by_side())
+
+            def is_pinned() -> None:
+                pinning.close()
+                ready.release()
+
             if reader:
                 queue = PartQueue(queue, reader)
             after_copy = {"after_copy": cold.drop_opened} if cold else {}
-            original_worker(mends.CopyQueue(queue, ready.release, **after_copy), cuda_id)
+            original_worker(mends.CopyQueue(queue, is_pinned, **after_copy), cuda_id)
 
     pytorch_backend.copy_worker_func = copy_worker_func
     mends.load_weights_side_by_side(pytorch_backend, flex_opt, on_thread)
