@@ -22,7 +22,7 @@ from helpers.settings import Frozen, RunSettings, in_one_line
 SCHEMA_VERSION = 1
 # Raised whenever a change to the laboratory changes what a figure means; known results are then
 # measured again.
-METHOD_VERSION = 3
+METHOD_VERSION = 4
 
 FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"

@@ -36,7 +36,6 @@ from helpers.sampling import disk_counter, own_read_bytes
 from helpers.settings import RunSettings
 
 WARM_UP_PROMPT_LEN = 32  # run_flexgen's warm-up: this prompt, one token
-LEAST_ELEMENTS_A_THREAD = 2**16  # twice what torch computes on one thread alone (at::internal::GRAIN_SIZE)
 PR_SET_PDEATHSIG = 1
 
 
@@ -239,17 +238,18 @@ def _benchmark(
 
     inputs = _prompts(job.prompt_ids, work.prompt_len, work.effective_batch)
     core = Core(job.fastest_loop_s)
-    _start_torch_threads()
-    with core.off_shared_cores() if settings.device == "cuda" else nullcontext():
-        phase("measured")
-        timers("generate").reset()
-        core.look()
-        read_before = disk_counter(job.disk_device), own_read_bytes()
-        started_s = time.monotonic() - job.origin_s
-        output_ids = lm.generate(inputs, max_new_tokens=work.gen_len, debug_mode=settings.debug_mode)
-        ended_s = time.monotonic() - job.origin_s
-        read_after = disk_counter(job.disk_device), own_read_bytes()
-        core.look()
+    if settings.device == "cuda":
+        core.wait_for_full_speed()
+
+    phase("measured")
+    timers("generate").reset()
+    core.look()
+    read_before = disk_counter(job.disk_device), own_read_bytes()
+    started_s = time.monotonic() - job.origin_s
+    output_ids = lm.generate(inputs, max_new_tokens=work.gen_len, debug_mode=settings.debug_mode)
+    ended_s = time.monotonic() - job.origin_s
+    read_after = disk_counter(job.disk_device), own_read_bytes()
+    core.look()
     pipe.send(("core", core.fastest_loop_s))
     pipe.send(("repeat", {
         "started_s": started_s,
@@ -268,14 +268,6 @@ def _benchmark(
         "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
         "notes": copy_threads.reader.notes if copy_threads.reader else [],
     }))
-
-
-def _start_torch_threads() -> None:
-    """Those with which torch computes on the CPU: they may run where the thread may that starts them, by its first
-    large computation, and are needed on every core."""
-    import torch
-
-    torch.zeros(torch.get_num_threads() * LEAST_ELEMENTS_A_THREAD).add_(1)
 
 
 def _opt_config(model: OptModel, config_type: Any) -> Any:
