@@ -153,6 +153,7 @@ def q2(points: Iterable[Point]) -> Plot:
         _plain_numbers(axes)
     low, high = left.get_ylim()
     left.set_ylim(*((low / 1.8, high * 1.3) if len(known) > 1 else (low / 4, high * 4)))  # else no tick is within
+    _log_ticks(left, low, high)
     alt = (f"{title}. Throughput in token/s: " + _said(zip((f"batch {b}" for b in batches), speeds))
            + " Wall time in s: " + _said(zip((f"batch {b}" for b in batches), times)) + f" {provenance(rows, wanted)}")
     return Plot(name, alt, figure)
@@ -352,11 +353,16 @@ def _headroom(axes: Axes, log: bool) -> None:
         return
     if log:
         axes.set_ylim(min(tops) / 4, max(tops) * 4)
-        if max(tops) < 100 * min(tops):
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        _log_ticks(axes, min(tops), max(tops))
         _plain_numbers(axes)
     else:
         axes.set_ylim(0, max(tops) * 1.2 or 1)
+
+
+def _log_ticks(axes: Axes, low: float, high: float) -> None:
+    """More than powers of ten where the values span few of them."""
+    if high < 100 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
 def _plain_numbers(axes: Axes) -> None:

@@ -130,6 +130,6 @@ def _connection(sockets: str) -> Config:
 
 def _set_results_aside(output_dir: Path) -> None:
     log = output_dir / lab.LOG_NAME
-    if log.exists():
+    if log.exists() and log.stat().st_size:
         when = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         log.rename(log.with_name(f"results-until-{when}.jsonl"))
