@@ -166,7 +166,7 @@ class Bench:
     def whole_stock(self) -> None:
         for number, row_id in enumerate(self.options.settings or TYPED):
             found = stock(self.settings(row_id), self.made, self.folder, quick_start=False)
-            self.keep("whole", row_id, number=number, **found)
+            self.keep("whole", row_id, number=number, page_cache="natural", **found)
 
     def whole_lab(self) -> None:
         output = self.options.lab_output or self.folder / "whole"
@@ -183,7 +183,10 @@ class Bench:
                 (row.id for rows in homework.QUESTIONS.values() for row in rows
                  if self.settings(row.id) == record.settings), record.settings.key,
             )
-            self.keep("whole", name, who="lab run", wall_s=record.duration_s, **figures_of(record))
+            self.keep(
+                "whole", name, who="lab run", wall_s=record.duration_s, page_cache=record.settings.page_cache,
+                **figures_of(record),
+            )
         self.keep("whole", "all", who="lab", wall_s=wall_s, exit_code=done.returncode)
 
     def direct(self) -> None:
@@ -388,19 +391,26 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
 
 
 def whole_table(lines: list[dict[str, Any]]) -> str:
-    """The homework's wall time, as typed and by the laboratory, and where the laboratory's goes."""
+    """The homework's wall time, as typed and by the laboratory, where the laboratory's goes, and the figures of both:
+    of the last time that it was measured."""
+    lines = [line for line in lines if line["run"] == lines[-1]["run"]]
     typed = [line for line in lines if line["who"] == "stock"]
     typed_s = sum(line["wall_s"] for line in typed)
+    records = [line for line in lines if line["who"] == "lab run"]
     rows: list[list[Any]] = [["stock", f"{len(typed)} commands", typed_s, "", ""]]
-    for run in [line for line in lines if line["who"] == "lab"][-1:]:
-        records = [line for line in lines if line["who"] == "lab run" and line["run"] == run["run"]]
-        cold_s = sum(line["wall_s"] for line in records if line["setting"] == "q4-disk-cold")
-        for what, seconds in (("python -m helpers run q1 q2 q3 q4", run["wall_s"]),
-                              ("- without its cold run, which is no command of stock's", run["wall_s"] - cold_s)):
-            rows.append([what, f"{len(records)} runs", seconds, "", seconds / typed_s if typed else ""])
+    for run in [line for line in lines if line["who"] == "lab"]:
+        as_typed = [line for line in records if line["page_cache"] != "cold"]
+        cold_s = sum(line["wall_s"] for line in records) - sum(line["wall_s"] for line in as_typed)
+        for what, of, seconds in (
+            ("python -m helpers run q1 q2 q3 q4", records, run["wall_s"]),
+            ("- without its cold runs, which are no commands of stock's", as_typed, run["wall_s"] - cold_s),
+        ):
+            rows.append([what, f"{len(of)} runs", seconds, "", seconds / typed_s if typed else ""])
         for phase, seconds in phases(records, run["wall_s"]).items():
             rows.append([f"- {phase}", "", seconds, seconds / run["wall_s"], ""])
-    return table(["what", "of", "wall s", "share", "of stock's"], rows)
+    as_pairs = [line | {"who": "lab", "pair": 0} for line in records]
+    as_pairs += [line | {"pair": 0} for line in {line["setting"]: line for line in typed}.values()]
+    return table(["what", "of", "wall s", "share", "of stock's"], rows) + "\n\n" + fidelity_table(as_pairs)
 
 
 def phases(records: Iterable[dict[str, Any]], wall_s: float) -> dict[str, float]:
