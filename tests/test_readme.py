@@ -87,3 +87,20 @@ def test_the_error_of_the_predicted_memory_is_as_said():
     worst = max(abs(predicted[name] / peak - 1) for name, peak in peaks.items())
     assert said - 0.1 <= 100 * worst <= said
     assert len(peaks) == 9
+
+
+def test_the_figures_of_two_machines_are_the_references_own():
+    h200 = {point.run_id: point for point in points.read(lab.ROOT / "outputs/reference/h200/results.jsonl")}
+    t4 = {point.run_id: point for point in points.read(REFERENCE)}
+    section = README.split("## The same homework on two machines")[1].split("\n## ")[0]
+    lines = re.findall(r"^\| \(\d\).*", section, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert len(rows) == 5
+    for number, (_, achieved, *figures) in enumerate(rows, 1):
+        row_id = f"q1-{number}"
+        assert achieved.replace("100 %", "100.0 %") == str(h200[row_id].placement) == str(t4[row_id].placement)
+        speeds = [t4[row_id].total_throughput_tok_s, h200[row_id].total_throughput_tok_s]
+        peaks = [t4[row_id].peak_gpu_mem_gib, h200[row_id].peak_gpu_mem_gib]
+        assert figures == [f"{speed:.3g}" for speed in speeds] + [f"{peak:.3f}" for peak in peaks]
+    cold = next(point.total_throughput_tok_s for point in h200.values() if point.page_cache == "cold")
+    assert f"all weights on disk give {cold:.2f} token/s" in section
