@@ -11,7 +11,7 @@ from helpers import homework, lab, machine, machine_profiles, memory_check, time
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory, peak_gpu_memory
+from helpers.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.models import EMULATED_MODEL
 from helpers.placement import GIB, Placement, place
 from helpers.settings import RunSettings
@@ -71,7 +71,7 @@ def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -
         seconds=sum(seconds) if known else None,
         basis=basis if known or on_cuda else "time not known beforehand",
         gpu_gib=max((peak_gpu_memory(run, workspace).likeliest_gib for run in on_cuda), default=0.0),
-        host_gib=max((host_memory(run).total_gib for run in on_cuda), default=0.0),
+        host_gib=max((host_memory_here(run).total_gib for run in on_cuda), default=0.0),
         disk_gib=max((_placement(run).bytes_by_tier["disk"] / GIB for run in new), default=0.0),
         refused=refused,
     )

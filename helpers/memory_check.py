@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.errors import Refused
 from helpers.machine import MemoryAllowance
-from helpers.memory_model import MIB, HostMemory, host_memory, peak_gpu_memory
+from helpers.memory_model import MIB, HostMemory, host_memory, host_memory_here, peak_gpu_memory
 from helpers.results import Machine
 from helpers.settings import RunSettings
 
@@ -37,7 +37,7 @@ def check_host(settings: RunSettings, allowance: MemoryAllowance) -> list[str]:
     """A note where the run will be tight in host memory. Raises Refused if its tensors and buffers alone are more
     than this process may still use; where fitted copy buffers would do, it says so.
     """
-    needed = host_memory(settings)
+    needed = host_memory_here(settings)
     free = allowance.free_bytes
     fitted = host_memory(settings.model_copy(update={"copy_buffer": "fit"}))
     if needed.total_bytes > free:

@@ -682,7 +682,8 @@ def copy_buffer_bytes(settings: RunSettings) -> int:
     if settings.device == "emulated":
         return 0
     if settings.copy_buffer == "fit":
-        return pinned_block_bytes(FP16_BYTES * max(copy_buffer_elements(settings), 1))
+        elements = copy_buffer_elements(settings)
+        return pinned_block_bytes(FP16_BYTES * elements) if elements else 0
     return COPY_BUFFER_BYTES
 
 
@@ -705,6 +706,13 @@ def host_memory(settings: RunSettings) -> HostMemory:
         parts={part: counted for part, counted in parts.items() if counted},
         pinned_bytes=sum(pinned.values()) + of_batch["kv cache, pinned to be copied"] + of_batch["activations"],
     )
+
+
+def host_memory_here(settings: RunSettings) -> HostMemory:
+    """Host RAM that a run of the laboratory takes: FlexGen's, but for copy buffers that nothing passes through."""
+    if not copy_buffer_elements(settings):
+        settings = settings.model_copy(update={"copy_buffer": "fit"})
+    return host_memory(settings)
 
 
 def host_batch(settings: RunSettings, batch: int, batches: int) -> dict[str, int]:

@@ -318,8 +318,8 @@ def test_a_run_that_will_not_fit_is_said_before_it_starts(tmp_path, monkeypatch)
     monkeypatch.setattr(machine, "memory_allowance", lambda: small)
     runs = homework.plan("q1", "cuda")
     found = forecast.of(runs, tmp_path)
-    assert set(found.refused) < set(runs) and found.runs == len(runs) - len(found.refused)
-    assert "q1-2 will be refused" in str(found) and "9.0 GiB are free" in str(found)
+    assert set(found.refused) == {"q1-4"} and found.runs == 4  # half on the CPU, and the copy threads' 8 GiB
+    assert "q1-4 will be refused" in str(found) and "9.0 GiB are free" in str(found)
 
 
 def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def test_fitted_buffers_take_no_more_and_change_nothing_else(settings):
     fitted = settings.model_copy(update={"copy_buffer": "fit"})
     stock, fit = host_memory(settings).parts, host_memory(fitted).parts
     assert stock.pop("copy buffers") == 8 * GIB
-    assert 2 * COPY_THREADS * copy_buffer_elements(settings) <= fit.pop("copy buffers") <= 8 * GIB
+    assert 2 * COPY_THREADS * copy_buffer_elements(settings) <= fit.pop("copy buffers", 0) <= 8 * GIB
     assert stock == fit
     assert peak_gpu_memory(settings, 0) == peak_gpu_memory(fitted, 0)
 
@@ -106,6 +106,16 @@ def test_what_does_not_fit_is_refused_with_both_figures_and_the_way_out():
     for what in ("8.0 GiB", "7.5 GiB", "copy buffers", "/x/memory.max", "--copy-buffer fit needs 1.0 GiB"):
         assert what in text, text
     assert memory_check.check_host(cuda("0 0 100 0 100 0", copy_buffer="fit"), allowance(7.5)) == []
+
+
+def test_a_run_that_leaves_the_buffers_out_does_not_need_room_for_them():
+    """`test_flexgen_runs_without_buffers_where_nothing_passes_through_them` is such a run."""
+    for percent in ("100 0 100 0 100 0", "50 50 100 0 100 0"):
+        assert copy_buffer_elements(cuda(percent)) == 0
+        assert memory_check.check_host(cuda(percent), allowance(4)) == []
+    with pytest.raises(Refused, match="weights, pinned") as refusal:
+        memory_check.check_host(cuda("0 100 100 0 100 0"), allowance(2))
+    assert "copy buffer" not in str(refusal.value)
 
 
 def test_fitted_buffers_are_not_proposed_where_they_would_not_do():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers import machine
 from helpers.machine import GIB, MIB, MemoryAllowance
-from helpers.memory_model import host_memory, peak_gpu_memory
+from helpers.memory_model import host_memory_here, peak_gpu_memory
 from helpers.results import Failure
 from helpers.settings import RunSettings
 
@@ -22,7 +22,7 @@ def explained(failure: Failure, settings: RunSettings, before: MemoryAllowance) 
         needed = peak_gpu_memory(settings, 0).likeliest_bytes
         more = f"this run's tensors need about {_size(needed)} on the GPU at their peak: {LESS_ON_GPU}"
     elif failure.kind == "host_pin_oom":
-        pinned = _size(host_memory(settings).pinned_bytes)
+        pinned = _size(host_memory_here(settings).pinned_bytes)
         more = (
             f"host memory could not be pinned, the GPU itself may be empty: this run pins {pinned}, "
             f"{_there_was(before)}: {LESS_ON_HOST}, or do not pin weights (--pin-weight false)"
@@ -51,7 +51,7 @@ def killed(whom: str, settings: RunSettings, before: MemoryAllowance, kills_befo
 
 
 def _needed_on_host(settings: RunSettings) -> str:
-    needed = host_memory(settings).total_bytes
+    needed = host_memory_here(settings).total_bytes
     if settings.device == "emulated":
         needed += peak_gpu_memory(settings, 0).likeliest_bytes
         return f"this run's tensors and copy buffers ask for up to {_size(needed)}, the emulated GPU's among them"
