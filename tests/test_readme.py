@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -78,6 +80,20 @@ def judged(name):
 def test_the_errors_of_the_cost_model_are_those_that_it_makes(name, errors):
     percents = [100 * abs(one) for one in errors]
     assert judged(name) == [f"{statistics.fmean(percents):.1f} %", f"{max(percents):.1f} %"]
+
+
+@pytest.mark.parametrize("name, machine", [("an H200's own", 5), ("another H200's own", 4)])
+def test_the_errors_on_a_measured_machine_are_those_that_its_profile_makes(name, machine):
+    folder = lab.ROOT / "outputs/reference/h200/predictions" / str(machine)
+    judge = lab.ROOT / "benchmarks/judge_predictions.py"
+    printed = subprocess.run(
+        [sys.executable, judge, folder / "machine-profile.json", folder / "results.jsonl"],
+        capture_output=True, text=True, check=True,
+    ).stdout
+    count, mean, largest = re.search(r"(\d+) settings in all: mean error (\S+)%, largest (\S+)%", printed).groups()
+    (row,) = re.findall(rf"^\| {name} .*", README, re.MULTILINE)
+    assert f"| {mean} % | {largest} % |" in row and f"{count} settings" in row
+    assert "| no |" not in printed  # every peak is within its range
 
 
 def test_the_error_of_the_predicted_memory_is_as_said():
