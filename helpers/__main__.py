@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from helpers.errors import Refused, say_warning
 from helpers.homework import QUESTIONS
 
+PERCENT = "GPU and CPU share of weights, of KV cache, of activations: WG WC CG CC AG AC; the rest goes to disk"
 DONE, FAILED, REFUSED = 0, 1, 2
 OUTPUT = Path(__file__).resolve().parents[1] / "outputs"  # the project's, from whatever folder the command is run
 PREDICTED_WITHIN = 0.1  # about what predictions are off by on the mean, on machines they were judged on: README.md
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
 
     measure = commands.add_parser("measure", help="one run")
-    _add_settings(measure)
+    _add_settings(measure, "opt-1.3b on CUDA, opt-mini emulated")
     measure.add_argument("--device", default="auto", help="auto, cuda or emulated")
     measure.add_argument("--page-cache", default="natural", help="natural or cold")
     measure.add_argument("--disk-reader", default="stock", help="stock, or direct: weights by O_DIRECT")
@@ -105,25 +106,25 @@ def _parser() -> argparse.ArgumentParser:
     measure.set_defaults(command=_measure)
 
     place = commands.add_parser("place", help="where FlexGen puts the weights for a split")
-    place.add_argument("--percent", nargs="+", required=True, metavar="N")
+    place.add_argument("--percent", nargs="+", required=True, metavar="N", help=PERCENT)
     place.add_argument("--to", nargs="+", metavar="N",
                        help="another split: list each placement there is from one to the other, once")
-    place.add_argument("--model", default="opt-1.3b")
+    place.add_argument("--model", default="opt-1.3b", help="default: opt-1.3b")
     place.add_argument("--compress-weight", action="store_true")
     place.add_argument("--json", action="store_true")
     place.set_defaults(command=_place)
 
     predict = commands.add_parser("predict", help="memory and time of a run on a machine, without running it")
-    _add_settings(predict)
+    _add_settings(predict, "opt-1.3b")
     predict.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine profile")
     predict.add_argument("--json", action="store_true")
     predict.set_defaults(command=_predict)
 
     search = commands.add_parser("search", help="the fastest setting that fits a machine")
-    search.add_argument("--model", default="opt-1.3b")
+    search.add_argument("--model", default="opt-1.3b", help="default: opt-1.3b")
     search.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine profile")
-    search.add_argument("--prompt-len", type=int, default=128)
-    search.add_argument("--gen-len", type=int, default=16)
+    search.add_argument("--prompt-len", type=int, default=128, help="default: 128")
+    search.add_argument("--gen-len", type=int, default=16, help="default: 16")
     search.add_argument("--json", action="store_true")
     search.set_defaults(command=_search)
 
@@ -138,10 +139,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser, model: str) -> None:
     """FlexGen's own flags, by its own names."""
-    parser.add_argument("--percent", nargs="+", required=True, metavar="N", help="WG WC CG CC AG AC")
-    parser.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
+    parser.add_argument("--percent", nargs="+", required=True, metavar="N", help=PERCENT)
+    parser.add_argument("--model", default="", help=f"default: {model}")
     parser.add_argument("--prompt-len", type=int)
     parser.add_argument("--gen-len", type=int)
     parser.add_argument("--gpu-batch-size", type=int)

@@ -188,7 +188,9 @@ def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str,
     means = [repeat.disk_read_bytes / 1024 / (repeat.ended_s - repeat.started_s) for repeat in repeats
              if repeat.disk_read_bytes is not None and repeat.ended_s > repeat.started_s]
     if peaks["disk_rkb_s_peak"] is not None:
-        peaks["disk_rkb_s_peak"] = max((peaks["disk_rkb_s_peak"], *means))
+        if not peaks["disk_rkb_s_peak"] and any(means):  # what was read fell between the samples within
+            peaks = dict.fromkeys(peaks)
+        peaks["disk_rkb_s_peak"] = max((peaks["disk_rkb_s_peak"] or 0.0, *means))
     return peaks
 
 

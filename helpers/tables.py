@@ -229,7 +229,7 @@ def q4_disk(points: Iterable[Point]) -> Table:
             })
     counters = sorted({p.disk.source for found in classes if (p := rows.done(found.row_id)).disk})
     title = "Q4 part 1. Disk I/O under 100 % disk" + (f", counted by {', '.join(counters)}" if counters else "")
-    title += "; peaks over all repeats"
+    title += "; peaks over all samples that lie within a repeat"
     return _table("q4_disk", title, rows, raw, shown, wanted)
 
 
@@ -281,7 +281,8 @@ def disk_reads(points: Iterable[Point]) -> Table:
             "Disk gave (GB)": _digits(_giga(reads.bytes_given)),
             "So the reads were": reads.verdict,
         })
-    title = "What the disk tier had to deliver (bytes on disk x passes / wall time; GB = 10⁹ bytes)"
+    title = ("What the disk tier had to deliver (bytes on disk x passes / wall time; GB = 10⁹ bytes; the disk's peak "
+             "rate is of all repeats, what it gave the median repeat's)")
     return _table("disk_reads", title, homework_rows(points), raw, shown, reading)
 
 

@@ -91,6 +91,19 @@ def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
     assert point.disk_rkb_s_peak == pytest.approx(1000.0)
 
 
+def test_reads_that_no_sample_within_a_repeat_saw_leave_the_size_of_requests_unknown():
+    """The disk's own count says that there were some: none of them is a peak of 0."""
+    within = disk_series(
+        time_s=(10.5, 12.0, 15.5), reads_per_s=(900.0, 0.0, 800.0), read_kib_per_s=(9000.0, 0.0, 8000.0),
+        request_kib=(512.0, None, 512.0), util_percent=(99.0, 0.0, 98.0),
+    )
+    repeat = Repeat(started_s=10.0, ended_s=15.0, pass_latencies_s=(5.0,), peak_gpu_mem_gib=1.0,
+                    disk_read_bytes=50 * 1024)
+    point = points.from_record("a", make_record(samples=Samples(disk=within), repeats=(repeat,)))
+    assert point.disk_rkb_s_peak == pytest.approx(10.0)
+    assert point.disk_r_s_peak is point.disk_rareq_kb_peak is point.disk_util_percent_peak is None
+
+
 def test_a_run_with_another_disk_reader_is_no_row_of_the_homework():
     direct = make_record(settings={"disk_reader": "direct"})
     rows = points.homework_rows([points.from_record("a", direct)])

@@ -67,7 +67,7 @@ class Growth:
     kv_cache_gib_per_sequence: float
     gpu_mem_gib: float | None
     largest_batch: int | None  # by the memory model
-    compute_overtakes_at: float | None  # an estimate
+    compute_overtakes_at: float | None  # at the earliest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,13 +239,14 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
                      "ends there, out of memory, is certain.")
     if growth.compute_overtakes_at is not None:
         words.append(
-            f"Throughput stops growing too: computing would take as long as bringing the weights at a batch of about "
-            f"{plain(growth.compute_overtakes_at, 2)}. That is an estimate: it takes the 100 % GPU pass as all "
-            "computing and lets it grow in proportion to the batch; at small batches it grows more slowly."
+            f"Throughput stops growing too, where computing takes as long as bringing the weights: at a batch of "
+            f"{plain(growth.compute_overtakes_at, 2)} at the earliest. That takes the 100 % GPU pass as all computing, "
+            "in proportion to the batch; launching kernels and reading the weights out of GPU memory, which it holds "
+            "too, do not grow."
         )
         if growth.largest_batch is not None:
-            first = "Memory" if growth.largest_batch < growth.compute_overtakes_at else "Computing"
-            words.append(f"{first} is the limit that is met first.")
+            words.append("Memory is the limit that is met first." if growth.largest_batch < growth.compute_overtakes_at
+                         else "Whether memory or computing is met first, these figures do not say.")
     elif throughput(rows.done("q1-1")) is None:
         words.append("At which batch computing would take as long as bringing the weights cannot be worked out without "
                      "the run with 100 % on the GPU (`python -m helpers run q1`).")

@@ -32,9 +32,9 @@ HIGH_REQUESTS_PER_S = 1000  # "high r/s"
 MUCH_LOWER = 0.5  # "much lower than the disk can give": below this share
 
 RULE = (
-    f"The homework's rule, by the peaks: A (sequential, large blocks) if rareq-sz ≥ {LARGE_REQUEST_KB} KB; B (random, "
+    f"The homework's rule, by the peaks: A (sequential, large blocks) if rareq-sz ≥ {LARGE_REQUEST_KB} KiB; B (random, "
     f"small blocks) if it is smaller and r/s is high (here: {HIGH_REQUESTS_PER_S:,} or more); C (page cache hits) if "
-    f"it is about 4 KB (here: up to {ABOUT_4_KB}) and rkB/s is much lower than the disk can give (here: below "
+    f"it is about 4 KiB (here: up to {ABOUT_4_KB}) and rkB/s is much lower than the disk can give (here: below "
     f"{percent(MUCH_LOWER)})."
 )
 
@@ -109,6 +109,12 @@ class DiskIO(Answer):
         return self.disk.compute_s_median / self.gpu.compute_s_median
 
     @property
+    def compute_is_the_same(self) -> bool:
+        """Whether the usual layer-step takes as long: by the medians, where they are known."""
+        ratio = self.compute_median_ratio or self.compute_ratio
+        return ratio is not None and _is_same(ratio)
+
+    @property
     def compute_ratio(self) -> float | None:
         """compute_layer_decoding with the weights on disk over the same on the GPU."""
         if self.gpu is None or self.disk is None or not self.gpu.compute_s:
@@ -159,11 +165,14 @@ def _by_rule(point: Point, reads: DiskReads | None, disk_kb_s: float | None) -> 
             "which goes by the size of requests, cannot be applied"
         )
     if request_kb is None:
-        return "unknown", "the size of requests is not known, so no class can be given"
-    size_words = f"rareq-sz peaks at {plain(request_kb, 4)} KB"
+        return "unknown", (
+            "the disk was read so little, or the run was so short, that no sample within it tells the size of "
+            "requests, so no class can be given"
+        )
+    size_words = f"rareq-sz peaks at {plain(request_kb, 4)} KiB"
     if request_kb >= LARGE_REQUEST_KB:
-        return "A", f"{size_words} ≥ {LARGE_REQUEST_KB} KB: readahead joined consecutive pages into large requests"
-    small = f"{size_words} < {LARGE_REQUEST_KB} KB"
+        return "A", f"{size_words} ≥ {LARGE_REQUEST_KB} KiB: readahead joined consecutive pages into large requests"
+    small = f"{size_words} < {LARGE_REQUEST_KB} KiB"
     if request_kb <= ABOUT_4_KB and read_kb is not None:
         limit, what = _what_the_disk_gives(reads, disk_kb_s)
         if limit is not None and read_kb < MUCH_LOWER * limit:
@@ -259,6 +268,10 @@ def _slow_calls(found: Breakdown) -> list[str]:
     return [f"A few slow calls, the first, cold ones among them, raise the mean of {listed(moved)}."] if moved else []
 
 
+def _is_same(ratio: float) -> bool:
+    return 1 / SAME_COMPUTE <= ratio <= SAME_COMPUTE
+
+
 def _moved(mean: float, median: float | None) -> bool:
     return median is not None and mean > SAME_COMPUTE * median
 
@@ -292,13 +305,17 @@ def _compute(answer: DiskIO) -> str:
     if by_median is not None:
         words += (f" (by the medians {seconds(answer.gpu.compute_s_median)} against "
                   f"{seconds(answer.disk.compute_s_median)}, {plain(by_median)} times)")
-    if 1 / SAME_COMPUTE <= change <= SAME_COMPUTE:
+    others = "threads that copy on the same cores, other clocks"
+    if _is_same(change) and not answer.compute_is_the_same:
+        return (f"{words}: the means are the same to within {WITHIN}, the medians are not. A few slow calls weigh more "
+                "in the means than what the usual layer-step differs by. The amount to compute is the same; the timer "
+                f"must hold something besides ({others}).")
+    if _is_same(change):
         return (f"{words}: the same to within {WITHIN}. Offloading changes where the weights are kept, not what is "
                 "computed with them: the layer works on the same numbers once they have arrived.")
-    if by_median is not None and 1 / SAME_COMPUTE <= by_median <= SAME_COMPUTE:
+    if answer.compute_is_the_same:
         return (f"{words}: the means differ, the medians are the same to within {WITHIN}. A few slow calls, a cold "
                 "first one among them, move the mean; offloading does not change what is computed.")
-    others = "threads that copy on the same cores, other clocks"
     slow_calls = by_median is None or any(
         _moved(found.compute_s, found.compute_s_median) for found in (answer.gpu, answer.disk)
     )
@@ -319,7 +336,7 @@ def _load(rows: Rows, answer: DiskIO) -> str:
     if change >= FAR:
         words += (" With the weights on the GPU load_weight has nothing to move; from disk each layer comes "
                   "through CPU memory and over PCIe before it can be used.")
-        if answer.compute_ratio and 1 / SAME_COMPUTE <= answer.compute_ratio <= SAME_COMPUTE:
+        if answer.compute_is_the_same:
             words += " Together with (a): offloading changes the path of the data and its cost, not the computing."
     else:
         words += " In these figures bringing the weights from the disk tier costs hardly more than having them."

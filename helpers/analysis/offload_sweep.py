@@ -217,7 +217,8 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
         elif rates.host_to_device_most:
             words = (f"Setting (2) copies {moved} to the GPU in each pass: "
                      f"{rate(rates.host_to_device, rates.digits)} if the copies overlap computing wholly (taken "
-                     f"below), {rate(rates.host_to_device_most, rates.digits)} if not at all.")
+                     "below, where a link's part is thus the longest that it can be), "
+                     f"{rate(rates.host_to_device_most, rates.digits)} if not at all.")
         else:
             words = (f"Setting (2) copies {moved} to the GPU in each pass, at "
                      f"{rate(rates.host_to_device, rates.digits)} or more (how much of the pass "
@@ -363,14 +364,16 @@ def _within_pair(steps: tuple[Step, ...], rates: Rates) -> str:
 def _bandwidths(rates: Rates, disk_wins: list[bool]) -> str:
     faster = rates.host_to_device / rates.disk
     words = (
-        f"From these figures PCIe gives at least {rate(rates.host_to_device, rates.digits)} (order of "
-        f"{_power(rates.host_to_device)} GB/s) and the disk tier {rate(rates.disk, rates.digits)} "
-        f"(order of {_power(rates.disk)} GB/s)"
+        f"From these figures PCIe gives at least {rate(rates.host_to_device, rates.digits)} and the disk tier "
+        f"{rate(rates.disk, rates.digits)}"
     )
     if faster > 1:
         far = faster >= FAR
+        if far:
+            words += f" (orders of {_power(rates.host_to_device)} and {_power(rates.disk)} GB/s)"
         gap = f", {orders(faster)}" if far else ", less than an order of magnitude"
-        words += f": PCIe is {plain(faster, 2)} times as fast{gap}."
+        least = "" if rates.disk_hidden else "at least "
+        words += f": PCIe is {least}{plain(faster, 2)} times as fast{gap}."
         if disk_wins and all(disk_wins):
             words += (" The same share of the weights moved one tier down therefore costs far more from CPU to disk "
                       "than from GPU to CPU." if far else
