@@ -378,9 +378,9 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
             continue
         varies = spread(stocks, "throughput_tok_s").values
         rows.append([
-            name, of_setting[0]["page_cache"], len(speed.values),
+            name, of_setting[0].get("page_cache", ""), len(speed.values),
             f"{spread(stocks, 'throughput_tok_s'):.4g}", f"{spread(mine, 'throughput_tok_s'):.4g}", f"{speed:.3f}",
-            f"{fastest(of_setting):.3f}", f"{100 * (max(varies) / min(varies) - 1):.1f} %",
+            f"{fastest(of_setting):.3f}", f"{100 * (max(varies) / min(varies) - 1):.1f} %" if len(varies) > 1 else "-",
             f"{spread(stocks, 'peak_gpu_mem_gib'):.4f}", f"{spread(mine, 'peak_gpu_mem_gib'):.4f}", f"{peak:.4f}",
             {True: "the same", False: "DIFFERENT", None: "-"}[same_tokens(of_setting)],
         ])
@@ -393,13 +393,13 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
 def whole_table(lines: list[dict[str, Any]]) -> str:
     """The homework's wall time, as typed and by the laboratory, where the laboratory's goes, and the figures of both:
     of the last time that it was measured."""
-    lines = [line for line in lines if line["run"] == lines[-1]["run"]]
-    typed = [line for line in lines if line["who"] == "stock"]
+    typed, records, whole = (
+        last_run(line for line in lines if line["who"] == who) for who in ("stock", "lab run", "lab")
+    )
     typed_s = sum(line["wall_s"] for line in typed)
-    records = [line for line in lines if line["who"] == "lab run"]
     rows: list[list[Any]] = [["stock", f"{len(typed)} commands", typed_s, "", ""]]
-    for run in [line for line in lines if line["who"] == "lab"]:
-        as_typed = [line for line in records if line["page_cache"] != "cold"]
+    for run in whole:
+        as_typed = [line for line in records if line.get("page_cache") != "cold"]
         cold_s = sum(line["wall_s"] for line in records) - sum(line["wall_s"] for line in as_typed)
         for what, of, seconds in (
             ("python -m helpers run q1 q2 q3 q4", records, run["wall_s"]),
@@ -408,9 +408,15 @@ def whole_table(lines: list[dict[str, Any]]) -> str:
             rows.append([what, f"{len(of)} runs", seconds, "", seconds / typed_s if typed else ""])
         for phase, seconds in phases(records, run["wall_s"]).items():
             rows.append([f"- {phase}", "", seconds, seconds / run["wall_s"], ""])
-    as_pairs = [line | {"who": "lab", "pair": 0} for line in records]
-    as_pairs += [line | {"pair": 0} for line in {line["setting"]: line for line in typed}.values()]
+    as_pairs = [line | {"who": "lab" if line in records else "stock", "run": "last", "pair": 0}
+                for line in (*records, *typed) if line["throughput_tok_s"] is not None]
     return table(["what", "of", "wall s", "share", "of stock's"], rows) + "\n\n" + fidelity_table(as_pairs)
+
+
+def last_run(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of the benchmark's last run that has such."""
+    lines = list(lines)
+    return [line for line in lines if line["run"] == lines[-1]["run"]]
 
 
 def phases(records: Iterable[dict[str, Any]], wall_s: float) -> dict[str, float]:

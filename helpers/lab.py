@@ -133,7 +133,8 @@ def run_key(settings: RunSettings, where: Machine) -> str:
     """
     kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib))
     model = settings.opt_model if models.local_folder(settings.model) else ""  # a folder may get another model
-    text = f"{settings.model_dump_json()}{model} {kind} {METHOD_VERSION}"
+    emulated = EMULATED_T4 if where.profile else ""  # its rates may change, and its name stay
+    text = f"{settings.model_dump_json()}{model} {kind} {emulated} {METHOD_VERSION}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

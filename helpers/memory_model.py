@@ -681,10 +681,7 @@ def copy_buffer_bytes(settings: RunSettings) -> int:
     """Pinned bytes of one copy thread's buffer; none on the emulated GPU, which asks for it and hardly touches it."""
     if settings.device == "emulated":
         return 0
-    if settings.copy_buffer == "fit":
-        elements = copy_buffer_elements(settings)
-        return pinned_block_bytes(FP16_BYTES * elements) if elements else 0
-    return COPY_BUFFER_BYTES
+    return FP16_BYTES * copy_buffer_elements(settings) if settings.copy_buffer == "fit" else COPY_BUFFER_BYTES
 
 
 def host_memory(settings: RunSettings) -> HostMemory:

@@ -132,4 +132,7 @@ def _set_results_aside(output_dir: Path) -> None:
     log = output_dir / lab.LOG_NAME
     if log.exists() and log.stat().st_size:
         when = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        log.rename(log.with_name(f"results-until-{when}.jsonl"))
+        aside = log.with_name(f"results-until-{when}.jsonl")
+        while aside.exists():  # of the same second
+            aside = aside.with_stem(f"{aside.stem}-again")
+        log.rename(aside)

@@ -119,9 +119,10 @@ def test_a_report_of_every_part(tmp_path, capsys):
     lines = [
         line("fidelity", "q1-1", who="stock", throughput_tok_s=50.0), line("fidelity", "q1-1"),
         line("whole", "q1-1", who="stock", run="before", wall_s=99.0),
-        line("whole", "q1-1", who="stock", wall_s=25.0, throughput_tok_s=80.0),
+        line("whole", "q1-1", who="stock", run="first", wall_s=25.0, throughput_tok_s=80.0),
         line("whole", "q1-1", who="lab run"), line("whole", "q4-disk-cold", who="lab run", page_cache="cold"),
-        line("whole", "all", wall_s=22.5),
+        line("whole", "q1-5", who="lab run", wall_s=5.0, throughput_tok_s=None, peak_gpu_mem_gib=None),
+        line("whole", "all", wall_s=27.5),
         line("direct", "stock reader"), line("direct", "direct reader", throughput_tok_s=170.0, read_gb_s=1.8),
         {name: value for name, value in line("direct", "plain O_DIRECT, 4 MiB", read_gb_s=2.0).items()
          if name != "throughput_tok_s"},
@@ -136,7 +137,7 @@ def test_a_report_of_every_part(tmp_path, capsys):
     assert "a GPU, Linux" in text and "torch 2.11" in text
     rows = [row for row in text.splitlines() if row.startswith("|")]
     for wanted in (
-        "| 2.000 |", "| 2 runs | 22.5 |  | 0.9 |", "| 1 runs | 12.5 |  | 0.5 |", "| 1.250 |", "| 1.70 | 0.90 |",
+        "| 2.000 |", "| 3 runs | 27.5 |  | 1.1 |", "| 2 runs | 17.5 |  | 0.7 |", "| 1.250 |", "| 1.70 | 0.90 |",
         "| 0.9901 |", "| 0.9 | 11.9 |", "| the same |",
     ):
         assert any(wanted in row for row in rows), (wanted, text)

@@ -50,10 +50,10 @@ def test_it_is_busy_until_the_core_is_as_fast_as_the_fastest_seen(core_with, sec
     assert core.fastest_loop_s == min(FAST_S, *seconds)
 
 
-def test_with_nothing_known_the_first_look_is_the_fastest(core_with):
-    here, core = core_with(SHARED_S), Core()
+def test_with_nothing_known_it_looks_for_all_of_the_while(core_with):
+    here, core = core_with(SHARED_S, SHARED_S, FAST_S, SHARED_S), Core()
     core.wait_for_full_speed()
-    assert here.now_s == core.fastest_loop_s == SHARED_S
+    assert PATIENCE_S <= here.now_s < PATIENCE_S + 2 * SHARED_S and core.fastest_loop_s == FAST_S
 
 
 def test_where_others_use_every_core_it_goes_on_after_a_while(core_with):

@@ -37,6 +37,19 @@ def test_values_and_achieved_split_stand_on_the_sweep():
     assert figures.q1_throughput(T4).figure.axes[0].get_yscale() == "log"
 
 
+@pytest.mark.parametrize("name", ["q1_throughput", "q2"])
+@pytest.mark.parametrize("factor, wanted, unwanted", [
+    (30.0, {"2", "5", "20"}, set()), (3000.0, {"10", "100"}, {"2", "20"}),
+])
+def test_a_log_axis_has_more_than_powers_of_ten_where_it_spans_few(name, factor, wanted, unwanted):
+    speeds = {"q1_1": factor, "q1_2": factor / 2, "q1_3": 1.0, "q1_4": 1.0, "q1_5": 4.0, "q2_b1": 1.0, "q2_b16": factor}
+    rows = changed(**{row: {"total_throughput_tok_s": speed} for row, speed in speeds.items()})
+    (axes, *_) = figures.every(rows)[name].figure.axes
+    low, high = axes.get_ylim()
+    shown = {axes.yaxis.get_major_formatter()(tick) for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high}
+    assert wanted <= shown and not unwanted & shown
+
+
 def test_no_text_is_cut():
     for plot in figures.every(T4).values():
         plot.figure.draw_without_rendering()

@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import warnings
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import torch
 
 from factories import done, mini, quiet, run_one
 from helpers import lab, weights
-from helpers.engine import mends
+from helpers.engine import mends, worker
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +302,44 @@ def test_where_cuda_does_not_pin_it_torch_is_asked_as_before(monkeypatch):
     with mends.pinned_side_by_side():
         assert answer() == as_before
     assert len(cuda.pinned) == 1 and told == ["cuda"]
+
+
+@pytest.mark.parametrize("percent, options, elements", [
+    ("0 0 100 0 100 0", {"copy_buffer": "fit"}, 2050 * 256),  # the positions, and the two beside them
+    ("0 0 100 0 100 0", {}, None),
+    ("100 0 100 0 100 0", {}, 0),
+])
+def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
+    percent, options, elements, flexgen, backend, tmp_path, monkeypatch
+):
+    """FlexGen's own copy thread, with CUDA stood in for: it asks for its buffer, and then for its first copy."""
+    for holder, name in ((backend, "GB"), (backend, "copy_worker_func"), (flexgen.OptLM, "init_all_weights")):
+        monkeypatch.setattr(holder, name, getattr(holder, name))
+    monkeypatch.setattr(backend, "GB", 4096)  # of which FlexGen has 2**30
+    cuda, settings = Cuda(), mini(percent, **options)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    for name in ("set_device", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    job = worker.Job(
+        settings_json="", model=settings.opt_model, weights_path=tmp_path, prompt_ids=(), offload_dir=tmp_path,
+        log_path=tmp_path / "log", disk_device=None, emulation=None, fastest_loop_s=None, origin_s=0.0,
+    )
+    modes_at_the_first_copy = []
+
+    class Copies:
+        def get(self):
+            modes_at_the_first_copy.append(torch._C._len_torch_function_stack())
+
+        def task_done(self):
+            pass
+
+    with ExitStack() as thread:
+        made = worker._prepare_disk_tier_and_gpu(job, settings, flexgen, thread)
+        backend.copy_worker_func(Copies(), 0)
+    assert list(cuda.pinned.values()) == ([2 * (4096 if elements is None else elements)] if elements != 0 else [])
+    assert modes_at_the_first_copy == [0]
+    assert made.ready.acquire(blocking=False) and not made.ready.acquire(blocking=False)
 
 
 # ---- the copy queue

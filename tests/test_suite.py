@@ -134,6 +134,15 @@ def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
     assert aside.read_text() == "what was measured\n"
 
 
+def test_fresh_twice_in_a_second_keeps_both_and_an_empty_log_is_nothing_to_keep(tmp_path, monkeypatch):
+    log = tmp_path / lab.LOG_NAME
+    for text in ("first\n", "second\n", "third\n", ""):
+        log.write_text(text)
+        suite._set_results_aside(tmp_path)
+    assert sorted(aside.read_text() for aside in tmp_path.glob("results-until-*.jsonl")) == [
+        "first\n", "second\n", "third\n"]
+
+
 # ---- the whole
 
 

@@ -32,10 +32,13 @@ class Core:
         self.slowest_loop_s = max(self.slowest_loop_s, self._timed_s())
 
     def wait_for_full_speed(self) -> None:
-        """Keep busy until the core is as fast as the fastest seen, for a while at most."""
+        """Keep busy until the core is as fast as the fastest seen, for a while at most; for all of it where none was
+        seen yet, to have something to go by."""
         until_s = time.monotonic() + PATIENCE_S
-        while FULL_SPEED * self._timed_s() > self.fastest_loop_s and time.monotonic() < until_s:
-            pass
+        nothing_known = self.fastest_loop_s is None
+        while FULL_SPEED * self._timed_s() > self.fastest_loop_s or nothing_known:
+            if time.monotonic() >= until_s:
+                return
 
     def _timed_s(self) -> float:
         now_s = loop_s()

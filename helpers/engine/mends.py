@@ -175,7 +175,10 @@ def pinned_side_by_side() -> AbstractContextManager:
             kwargs = dict(kwargs or {})
             if function is not torch.empty or not kwargs.get("pin_memory"):
                 return function(*args, **kwargs)
-            buffer = function(*args, **kwargs | {"pin_memory": False})
+            try:
+                buffer = function(*args, **kwargs | {"pin_memory": False})
+            except RuntimeError:  # no such memory: then CUDA says so
+                return function(*args, **kwargs)
             buffer.view(torch.uint8)[::mmap.PAGESIZE] = 0
             if not buffer.nbytes or int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)) == 0:
                 return buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers import machine
 from helpers.machine import GIB, MIB, MemoryAllowance
-from helpers.memory_model import host_memory_here, peak_gpu_memory
+from helpers.memory_model import copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.results import Failure
 from helpers.settings import RunSettings
 
@@ -25,10 +25,10 @@ def explained(failure: Failure, settings: RunSettings, before: MemoryAllowance) 
         pinned = _size(host_memory_here(settings).pinned_bytes)
         more = (
             f"host memory could not be pinned, the GPU itself may be empty: this run pins {pinned}, "
-            f"{_there_was(before)}: {LESS_ON_HOST}, or do not pin weights (--pin-weight false)"
+            f"{_there_was(before)}: {_less_on_host(settings)}, or do not pin weights (--pin-weight false)"
         )
     elif failure.kind == "host_oom":
-        more = f"{_needed_on_host(settings)}, {_there_was(before)}: {LESS_ON_HOST}"
+        more = f"{_needed_on_host(settings)}, {_there_was(before)}: {_less_on_host(settings)}"
     else:
         return failure
     return failure.model_copy(update={"message": f"{failure.message.rstrip('.')}; {more}"})
@@ -44,10 +44,16 @@ def killed(whom: str, settings: RunSettings, before: MemoryAllowance, kills_befo
     if kills is None or kills_before is None:
         how = "killed from outside (SIGKILL), as the kernel does when memory runs out; nothing here counts that"
     elif kills > kills_before:
-        how, memory = "killed by the kernel's OOM killer: memory ran out", f"{memory}: {LESS_ON_HOST}"
+        how, memory = "killed by the kernel's OOM killer: memory ran out", f"{memory}: {_less_on_host(settings)}"
     else:
         how = "killed from outside (SIGKILL), by a person or a program, not by the kernel's OOM killer"
     return Failure(kind="killed", message=f"{whom} {how}; {memory}")
+
+
+def _less_on_host(settings: RunSettings) -> str:
+    if settings.copy_buffer == "stock" and copy_buffer_elements(settings):
+        return f"fit FlexGen's copy buffers of 8 GiB to what passes through them (--copy-buffer fit), {LESS_ON_HOST}"
+    return LESS_ON_HOST
 
 
 def _needed_on_host(settings: RunSettings) -> str:
