@@ -372,8 +372,7 @@ def _bandwidths(rates: Rates, disk_wins: list[bool]) -> str:
         if far:
             words += f" (orders of {_power(rates.host_to_device)} and {_power(rates.disk)} GB/s)"
         gap = f", {orders(faster)}" if far else ", less than an order of magnitude"
-        least = "" if rates.disk_hidden else "at least "
-        words += f": PCIe is {least}{plain(faster, 2)} times as fast{gap}."
+        words += f": PCIe is {plain(faster, 2)} times as fast{gap}."
         if disk_wins and all(disk_wins):
             words += (" The same share of the weights moved one tier down therefore costs far more from CPU to disk "
                       "than from GPU to CPU." if far else

@@ -1,8 +1,8 @@
 """How fast the core is that this thread runs on, as launching kernels feels it.
 
 A virtual machine's core is one half of a real one, and somebody else may use the other half: Python, and with it each
-launch, then takes up to twice as long. Which cores these are changes by the second. The host gives a core that has been
-busy for a while a real one of its own, where it has one left; FlexGen's own command is busy importing for 8 s.
+launch, then takes up to twice as long. Which cores these are changes by the second. One that has been busy for a while
+was oftener at full speed on H200s' hosts (benchmarks/README.md); FlexGen's own command is busy importing for 8 s.
 """
 
 from __future__ import annotations

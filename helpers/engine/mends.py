@@ -164,7 +164,7 @@ def load_weights_side_by_side(
 
 def pinned_side_by_side() -> AbstractContextManager:
     """A copy thread asks CUDA for its 2 GiB of pinned memory; CUDA zeroes and pins one page after another, and one
-    thread's after the other's: 3.6 s in every run. Meanwhile this thread gets memory that it touches itself, beside the
+    thread's after the other's: 3.9 s in every run. Meanwhile this thread gets memory that it touches itself, beside the
     others, and that CUDA then pins as it is: 0.8 s, and copies are as fast. Where CUDA does not, it is asked as before.
     """
     import torch
