@@ -29,6 +29,8 @@ NOTEBOOKS = {
     "explore": "05_explore_splits.ipynb",
 }
 NOTEBOOK_FOLDER = lab.ROOT / "notebooks"
+# A kernel that ends in the middle of a cell logs that nobody takes the answer; what a cell says or raises is no log.
+QUIET = "--IPKernelApp.log_level=CRITICAL"
 LONGEST_SOCKET_NAME = 100  # bytes; Linux takes 107, macOS 103
 
 
@@ -103,6 +105,7 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
             papermill.execute_notebook(
                 str(NOTEBOOK_FOLDER / NOTEBOOKS[name]), str(executed), parameters=dict(parameters),
                 kernel_name="python3", cwd=str(NOTEBOOK_FOLDER), progress_bar=True, config=_connection(sockets),
+                extra_arguments=[QUIET],
             )
     # The exception is to be believed, not the saved notebook: after a killed kernel it calls every cell completed.
     except PapermillExecutionError as failure:
@@ -119,8 +122,7 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
 def _connection(sockets: str) -> Config:
     """How a kernel is talked to: by sockets in a folder that only this user can enter.
 
-    By TCP, Jupyter's own way, only where the folder's name is too long for them: ipykernel 7 then warns, at each
-    start, that others on the machine could listen.
+    By TCP, Jupyter's own way, only where the folder's name is too long for them: others on the machine could listen.
     """
     socket = os.path.join(os.path.abspath(sockets), "kernel")
     if len(os.fsencode(f"{socket}-5")) > LONGEST_SOCKET_NAME:  # a kernel has five

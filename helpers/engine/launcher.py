@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
@@ -62,26 +62,32 @@ class Outcome:
 
 
 def warm_server() -> None:
-    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA.
-
-    Ctrl-C goes to all that is in the foreground: the server and its runs leave it to this process, which ends them.
-    """
+    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA."""
     _server_context()
-    from multiprocessing import forkserver, resource_tracker
+    from multiprocessing import forkserver, resource_tracker, util
 
-    resource_tracker.ensure_running()  # the server would start it, and let signals through again
-    # The server imports helpers by name, from any folder.
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
-    let_through = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that is started inherits it
+    multiprocessings_own, util.spawnv_passfds = util.spawnv_passfds, _start_aside
     try:
+        resource_tracker.ensure_running()
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, let_through)
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        util.spawnv_passfds = multiprocessings_own
+
+
+def _start_aside(path: bytes, arguments: Sequence[str | bytes], open_files: Sequence[int]) -> int:
+    """Start a program of multiprocessing's in a process group of its own; returns its process id.
+
+    Ctrl-C goes to all of the foreground's group: it is for this process, which ends its run. And a kernel that shuts
+    down ends its group first, and waits for the resource tracker, which does not let itself be ended.
+    """
+    return os.posix_spawn(
+        path,
+        arguments,
+        # The server imports helpers by name, from any folder.
+        os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
+        file_actions=[(os.POSIX_SPAWN_DUP2, number, number) for number in open_files],  # onto itself: to be inherited
+        setpgroup=0,
+    )
 
 
 def _server_context() -> Any:
@@ -236,7 +242,7 @@ def _end(process: Any) -> None:
         group = os.getpgid(process.pid)
     except ProcessLookupError:
         group = None
-    # A worker that has not reached setsid() yet is still in the server's group, which is also ours.
+    # A worker that has not reached setsid() yet is still in the server's group.
     if group is not None and group == process.pid:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
