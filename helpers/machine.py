@@ -534,16 +534,9 @@ def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> Machi
     """Measure this machine in under a minute; a test that fails is None with a note. Leaves nothing in `folder`,
     which is made if it is not there.
     """
-    notes = []
-    measured: dict[str, float | None] = {}
-    for test in (disk_read_gb_s, page_cache_read_gb_s):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            rate = test(folder)
-        except OSError as error:
-            rate = Rate(None, f"not measured: {error}")
-        measured[test.__name__] = rate.gb_s
-        notes.append(f"{test.__name__}: {rate.how}")
+    rates = read_rates(folder)
+    measured = {name: rate.gb_s for name, rate in rates.items()}
+    notes = [f"{name}: {rate.how}" for name, rate in rates.items()]
     for test in GPU_TESTS:
         measured[test.__name__] = None
         if device != "cuda":
@@ -578,39 +571,52 @@ def _theoretical(device: Literal["cuda", "emulated"]) -> dict[str, Theoretical]:
     return found | data_sheets.of_gpu(nameplate()) if device == "cuda" else found
 
 
-def disk_read_gb_s(folder: Path) -> Rate:
-    """What the disk behind a folder gives: a file of random bytes, read past the page cache (O_DIRECT), 8 MiB at
-    a time in four threads; the median of up to three passes. Raises OSError if the file cannot be written."""
-    disk = disk_of(folder)
+def read_rates(folder: Path) -> dict[str, Rate]:
+    """What a folder's disk gives, and the page cache, by the ceilings' names: a file of random bytes is read 8 MiB at
+    a time in four threads, past the page cache (O_DIRECT) and from it; medians of up to three passes."""
+    tests = {"disk_read_gb_s": _disk_rate, "page_cache_read_gb_s": _page_cache_rate}
+    found = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _file_of_random_bytes(folder) as path:
+            for name, test in tests.items():
+                try:
+                    found[name] = test(path)
+                except OSError as error:
+                    found[name] = Rate(None, f"not measured: {error}")
+    except OSError as error:
+        return dict.fromkeys(tests, Rate(None, f"not measured: {error}")) | found
+    return found
+
+
+def _disk_rate(path: Path) -> Rate:
+    disk = disk_of(path)
     if disk.is_memory or disk.is_network:
-        return Rate(None, f"not measured: {folder} is on {disk.filesystem}, no disk")
-    with _file_of_random_bytes(folder) as path:
-        try:
-            # O_DIRECT is Linux's own.
-            seconds = _median_pass_s(path, lambda: _read(path, os.O_RDONLY | os.O_DIRECT))
-            return Rate(_gb_s(path, seconds), "O_DIRECT, 8 MiB blocks, 4 threads")
-        except (OSError, AttributeError) as error:
-            refused = f"O_DIRECT refused by {disk.filesystem} ({error})"
-        before = _bytes_from_storage()
-        passes = []
+        return Rate(None, f"not measured: {path.parent} is on {disk.filesystem}, no disk")
+    try:
+        # O_DIRECT is Linux's own.
+        seconds = _median_pass_s(path, lambda: _read(path, os.O_RDONLY | os.O_DIRECT))
+        return Rate(_gb_s(path, seconds), "O_DIRECT, 8 MiB blocks, 4 threads")
+    except (OSError, AttributeError) as error:
+        refused = f"O_DIRECT refused by {disk.filesystem} ({error})"
+    before = _bytes_from_storage()
+    passes = []
 
-        def read_dropped() -> None:
-            drop_from_page_cache(path)
-            passes.append(_read(path, os.O_RDONLY))
+    def read_dropped() -> None:
+        drop_from_page_cache(path)
+        passes.append(_read(path, os.O_RDONLY))
 
-        seconds = _median_pass_s(path, read_dropped)
-        came, after = len(passes) * path.stat().st_size, _bytes_from_storage()
-        if before is None or after is None or after - before < 0.9 * came:
-            return Rate(None, f"not measured: {refused}, and the page cache could not be dropped")
-        return Rate(_gb_s(path, seconds), f"{refused}; page cache dropped, 8 MiB blocks, 4 threads")
+    seconds = _median_pass_s(path, read_dropped)
+    came, after = len(passes) * path.stat().st_size, _bytes_from_storage()
+    if before is None or after is None or after - before < 0.9 * came:
+        return Rate(None, f"not measured: {refused}, and the page cache could not be dropped")
+    return Rate(_gb_s(path, seconds), f"{refused}; page cache dropped, 8 MiB blocks, 4 threads")
 
 
-def page_cache_read_gb_s(folder: Path) -> Rate:
-    """What reading a file gives that is in the page cache: as `disk_read_gb_s`, after one read to fill it."""
-    with _file_of_random_bytes(folder) as path:
-        _read(path, os.O_RDONLY)
-        seconds = _median_pass_s(path, lambda: _read(path, os.O_RDONLY))
-        return Rate(_gb_s(path, seconds), "from the page cache, 8 MiB blocks, 4 threads")
+def _page_cache_rate(path: Path) -> Rate:
+    _read(path, os.O_RDONLY)  # fills it
+    seconds = _median_pass_s(path, lambda: _read(path, os.O_RDONLY))
+    return Rate(_gb_s(path, seconds), "from the page cache, 8 MiB blocks, 4 threads")
 
 
 def drop_from_page_cache(path: Path) -> None:

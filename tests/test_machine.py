@@ -326,7 +326,7 @@ def test_ceilings_are_measured_kept_as_json_and_leave_nothing(tmp_path, small_te
 
 def test_the_disks_ceiling_comes_from_the_disk(tmp_path, small_test_file):
     before = machine._bytes_from_storage()
-    rate = machine.disk_read_gb_s(tmp_path)
+    rate = machine.read_rates(tmp_path)["disk_read_gb_s"]
     if rate.gb_s is None or before is None:
         pytest.skip(rate.how)
     assert machine._bytes_from_storage() - before >= machine.TEST_FILE_BYTES
@@ -335,7 +335,7 @@ def test_the_disks_ceiling_comes_from_the_disk(tmp_path, small_test_file):
 def test_where_o_direct_is_refused_the_page_cache_is_dropped_and_both_are_said(tmp_path, small_test_file, monkeypatch):
     monkeypatch.delattr(os, "O_DIRECT")
     before = machine._bytes_from_storage()
-    rate = machine.disk_read_gb_s(tmp_path)
+    rate = machine.read_rates(tmp_path)["disk_read_gb_s"]
     if rate.gb_s is None:
         pytest.skip(rate.how)
     assert "O_DIRECT refused" in rate.how and "page cache dropped" in rate.how
@@ -346,8 +346,9 @@ def test_memory_is_not_measured_as_a_disk():
     shm = Path("/dev/shm")
     if not machine.disk_of(shm).is_memory:
         pytest.skip("no tmpfs here")
-    rate = machine.disk_read_gb_s(shm)
-    assert rate.gb_s is None and "tmpfs" in rate.how
+    rates = machine.read_rates(shm)
+    assert rates["disk_read_gb_s"].gb_s is None and "tmpfs" in rates["disk_read_gb_s"].how
+    assert rates["page_cache_read_gb_s"].gb_s > 0
 
 
 def test_a_folder_that_cannot_be_written_is_a_note(tmp_path):
