@@ -8,6 +8,7 @@ and `--report` turns all lines into tables:
   --repeats 1`.
 - `direct`: `--disk-reader direct` beside FlexGen's reader, page cache cold, and beside a plain O_DIRECT reader.
 - `overhead`: runs with and without what is sampled beside them.
+- `page-cache`: a plain reader of weights that are in the page cache, by how they came there; no GPU needed.
 - `small-host`: all weights on disk in a cgroup of 12 GiB, with FlexGen's copy buffers and fitted ones (needs root).
 """
 
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -40,10 +42,11 @@ from helpers.errors import Refused  # noqa: E402
 from helpers.results import RunRecord, Samples  # noqa: E402
 from helpers.settings import RunSettings  # noqa: E402
 
-PARTS = ("fidelity", "whole-stock", "whole-lab", "direct", "overhead", "small-host")
+PARTS = ("fidelity", "whole-stock", "whole-lab", "direct", "overhead", "page-cache", "small-host")
 STOCK_LIMIT_S = 300
 GIB = 2**30
 COPY_THREADS = 4
+COPIED = "copied, as FlexGen does"
 CGROUPS = Path("/sys/fs/cgroup")
 # What the homework asks to type: Q1's five commands, Q2's three, Q3's two with 4-bit weights (its others are Q1's),
 # Q4's three. The run with a cold page cache is no command of FlexGen's.
@@ -217,6 +220,20 @@ class Bench:
                         launcher.Sampler = with_samplers  # type: ignore[misc]
                     self.keep("overhead", row_id, pair=pair, **found)
 
+    def page_cache(self) -> None:
+        own = self._weight_files()
+        copies = [self.folder / file.name for file in own]
+        for file, copy in zip(own, copies):
+            shutil.copy(file, copy)
+        for pair in range(self.options.pairs):
+            self.keep("page-cache", COPIED, pair=pair, read_gb_s=mapped_read_gb_s(copies))
+            for how, fill in (("by reading", self._read_all_weights), ("by mapping", lambda: mapped_read_gb_s(own))):
+                for file in own:
+                    write_back(str(file))
+                    drop(str(file))
+                fill()
+                self.keep("page-cache", f"from the disk, {how}", pair=pair, read_gb_s=mapped_read_gb_s(own))
+
     def small_host(self) -> None:
         settings = self.settings("q1-5")
         for copy_buffer in ("stock", "fit"):
@@ -290,6 +307,27 @@ def plain_read_gb_s(files: Sequence[Path], block_bytes: int) -> float:
     with ThreadPoolExecutor(COPY_THREADS) as pool:
         list(pool.map(read, requests))
     return sum(part.length for part in requests) / (time.perf_counter() - began_s) / 1e9
+
+
+def mapped_read_gb_s(files: Sequence[Path]) -> float:
+    """What reading whole files as FlexGen's copy threads do gives: mapped, each copied into its thread's buffer."""
+    import numpy
+    import torch
+
+    sizes = [file.stat().st_size for file in files]
+    mine = threading.local()
+
+    def read(file: Path) -> None:
+        if not hasattr(mine, "buffer"):
+            mine.buffer = torch.zeros(max(sizes) // 2, dtype=torch.float16)
+        mapped = torch.from_numpy(numpy.lib.format.open_memmap(file))
+        mine.buffer[: mapped.numel()].view(mapped.shape).copy_(mapped)
+
+    with ThreadPoolExecutor(COPY_THREADS) as pool:
+        list(pool.map(read, files[:COPY_THREADS] * 2))  # makes the buffers
+        began_s = time.perf_counter()
+        list(pool.map(read, files))
+        return sum(sizes) / (time.perf_counter() - began_s) / 1e9
 
 
 @contextmanager
@@ -460,6 +498,15 @@ def overhead_table(lines: list[dict[str, Any]]) -> str:
     return table(["run", "pairs", "with samplers / without", "token/s with", "token/s without"], rows)
 
 
+def page_cache_table(lines: list[dict[str, Any]]) -> str:
+    rows = []
+    for name, of_setting in by_setting(lines).items():
+        pairs = [line for line in lines if line["setting"] in (name, COPIED)]
+        ratio = ratios(pairs, "read_gb_s", lambda line, name=name: line["setting"] == name)
+        rows.append([name, f"{spread(of_setting, 'read_gb_s'):.3g}", f"{ratio:.3f}" if ratio else ""])
+    return table(["weights in the page cache", "GB/s", "of those copied"], rows)
+
+
 def small_host_table(lines: list[dict[str, Any]]) -> str:
     rows = [
         [name, line["status"], line["total_throughput_tok_s"],
@@ -474,7 +521,7 @@ def small_host_table(lines: list[dict[str, Any]]) -> str:
 
 TABLES = {
     "fidelity": fidelity_table, "whole": whole_table, "direct": direct_table, "overhead": overhead_table,
-    "small-host": small_host_table,
+    "page-cache": page_cache_table, "small-host": small_host_table,
 }
 
 

@@ -127,6 +127,7 @@ def test_a_report_of_every_part(tmp_path, capsys):
         {name: value for name, value in line("direct", "plain O_DIRECT, 4 MiB", read_gb_s=2.0).items()
          if name != "throughput_tok_s"},
         line("overhead", "q1-1", sampled=True), line("overhead", "q1-1", sampled=False, throughput_tok_s=101.0),
+        line("page-cache", against_stock.COPIED, read_gb_s=12.0), line("page-cache", "from the disk", read_gb_s=9.0),
         line("small-host", "12 GiB, copy buffer stock", status="done", total_throughput_tok_s=1.5,
              bytes_from_disk=90, bytes_expected_from_disk=100, memory_peak_gib=11.9),
     ]
@@ -138,7 +139,7 @@ def test_a_report_of_every_part(tmp_path, capsys):
     rows = [row for row in text.splitlines() if row.startswith("|")]
     for wanted in (
         "| 2.000 |", "| 3 runs | 27.5 |  | 1.1 |", "| 2 runs | 17.5 |  | 0.7 |", "| 1.250 |", "| 1.70 | 0.90 |",
-        "| 0.9901 |", "| 0.9 | 11.9 |", "| the same |",
+        "| 0.9901 |", "| 0.9 | 11.9 |", "| the same |", "| from the disk | 9 | 0.750 |",
     ):
         assert any(wanted in row for row in rows), (wanted, text)
 
@@ -147,3 +148,13 @@ def test_a_plain_read_reads_files_whole(tmp_path):
     for number in range(3):
         (tmp_path / str(number)).write_bytes(bytes(10_000_000 + number))
     assert against_stock.plain_read_gb_s(sorted(tmp_path.iterdir()), 2**20) > 0
+
+
+def test_weights_are_read_from_the_page_cache_however_they_came_there(tmp_path):
+    log = tmp_path / "log.jsonl"
+    asked = ["--parts", "page-cache", "--pairs", "2", "--device", "emulated", "--offload-root", str(tmp_path / "root")]
+    assert against_stock.main([*asked, "--output", str(log)]) == 0
+    lines = [json.loads(text) for text in log.read_text().splitlines()]
+    assert [line["pair"] for line in lines] == [0, 0, 0, 1, 1, 1] and len({line["setting"] for line in lines}) == 3
+    assert all(line["read_gb_s"] > 0 for line in lines)
+    assert list((tmp_path / "root").iterdir()) == []
