@@ -92,6 +92,13 @@ def test_a_server_that_dies_between_runs_is_not_missed(tmp_path, root):
     done(run_one(mini("50 50 100 0 100 0"), tmp_path, offload_root=root))
 
 
+def test_what_is_kept_between_runs_is_in_no_group_that_ctrl_c_or_a_kernel_that_ends_goes_to(tmp_path, root):
+    done(run_one(mini(), tmp_path, offload_root=root))
+    kept = [child for child in psutil.Process().children() if "multiprocessing" in " ".join(child.cmdline())]
+    assert len(kept) == 2  # the server that runs are forked from, and multiprocessing's resource tracker
+    assert os.getpgrp() not in {os.getpgid(child.pid) for child in kept}
+
+
 # ---- a run takes too long
 
 
