@@ -233,9 +233,10 @@ def _slow_cores(settings: RunSettings, repeats: Sequence[Repeat]) -> list[str]:
     if settings.device != "cuda" or not speeds or min(speeds) >= FULL_SPEED:
         return []
     each = ", ".join(f"{100 * speed:.0f}" for speed in speeds)
+    by_repeat = ", repeat by repeat" if len(speeds) > 1 else ""
     return [
-        f"the processor core ran at {each} % of the fastest seen here, repeat by repeat: others use it too, and "
-        "launching kernels takes longer"
+        f"the processor core ran at {each} % of the fastest seen here{by_repeat}: others use it too, and launching "
+        "kernels takes longer"
     ]
 
 

@@ -117,6 +117,16 @@ def test_close_ratios_are_called_close():
     assert text(analysis.q1(speeds(100, 50, 25, 12.5, 6.25)), "(a)").count("close to each other") == 2
 
 
+@pytest.mark.parametrize("figures, reason", [
+    ((170, 100, 22, 21.4, 12.7), "There are two reasons"),  # more seconds, on a shorter pass: (3)→(4) is hidden
+    ((100, 50, 25, 18, 12.5), "about the same seconds"),
+    ((100, 70, 30, 20, 10), "more in proportion"),
+    ((100, 90, 50, 20, 5), "outweighs its longer base"),
+])
+def test_why_the_two_ratios_of_a_link_differ(figures, reason):
+    assert reason in text(analysis.q1(speeds(*figures)), "(a)")
+
+
 def test_what_depends_on_how_much_overlaps_is_not_said():
     """Of a pass of 1.8 s computing is 1 s; copying takes between 0.8 s, if nothing overlaps, and the whole of it."""
     sweep = analysis.q1(speeds(180, 100, 5, 4, 2))
@@ -202,7 +212,7 @@ def test_compression_that_slows_the_disk_case_is_explained_by_the_relay():
     assert found.disk.direction == "slower"
     answer = text(found, "(a)")
     assert "fp16 buffer" in answer and "throughput falls" in answer and "throughput rises" not in answer
-    assert "warm (page cache)" in answer and "cost little" in answer
+    assert "warm (page cache)" in answer and "less to save" in answer
 
 
 def test_compression_may_help_on_the_gpu_or_change_nothing():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.values import (
+    CLOSE_WITHIN,
     EMULATED,
     FAR,
     Answer,
@@ -286,7 +287,7 @@ def _against_the_pass(rows: Rows, disk: Breakdown) -> list[str]:
     expected, measured = layers * disk.load_weight_s, whole.value / point.passes
     same = Value.of(expected).is_close_to(Value.of(measured))
     cache = "" if point.kind == EMULATED else ", or the page cache was in another state"
-    verdict = ("loading weights takes as long as the pass" if same else
+    verdict = (f"loading weights takes as long as the pass, to within {100 * CLOSE_WITHIN:.0f} %" if same else
                f"copies and computing overlap there{cache}" if expected > measured else
                f"something besides loading weights takes time there{cache}")
     return [f"{layers} layers of {seconds(disk.load_weight_s)} are {seconds(expected)}, against "
@@ -305,7 +306,7 @@ def _compute(answer: DiskIO) -> str:
     if by_median is not None:
         words += (f" (by the medians {seconds(answer.gpu.compute_s_median)} against "
                   f"{seconds(answer.disk.compute_s_median)}, {plain(by_median)} times)")
-    others = "threads that copy on the same cores, other clocks"
+    others = "threads that copy on the same cores, others who use them, other clocks"
     if _is_same(change) and not answer.compute_is_the_same:
         return (f"{words}: the means are the same to within {WITHIN}, the medians are not. A few slow calls weigh more "
                 "in the means than what the usual layer-step differs by. The amount to compute is the same; the timer "
@@ -320,8 +321,8 @@ def _compute(answer: DiskIO) -> str:
         _moved(found.compute_s, found.compute_s_median) for found in (answer.gpu, answer.disk)
     )
     causes = f"cold first calls, {others}" if slow_calls else others
-    return (f"{words}: not the same, although the amount to compute is. Offloading does not change it; the timer must "
-            f"hold something besides computing ({causes}).")
+    return (f"{words}: not the same, although what is computed is. The timer must hold something besides computing "
+            f"({causes}).")
 
 
 def _load(rows: Rows, answer: DiskIO) -> str:

@@ -298,14 +298,20 @@ def _base_effect(
     base_larger, base_smaller = bases if front_is_larger else bases[::-1]
     if not (larger.slows and smaller.slows):
         idle = smaller if not smaller.slows else larger
-        return f"{costs}. {idle.name} does not lengthen the pass measurably{_hidden(idle.link, terms.get(idle.after))}."
+        return f"{costs}. {idle.name} does not lengthen the pass measurably{_hidden(': ', idle, terms)}."
     alike = max(larger.seconds_added, smaller.seconds_added) <= 1.25 * min(larger.seconds_added, smaller.seconds_added)
     if base_larger < base_smaller:
-        more = larger.seconds_added > smaller.seconds_added
-        fewer = "fewer seconds, and yet the larger ratio"
-        amount = "about the same seconds" if alike else "more seconds" if more else fewer
-        words = (f"The reason is the base: {costs}. That is {amount}, for {larger.name} starts from a pass that is "
-                 f"{plain(base_smaller / base_larger, 2)} times shorter.")
+        shorter = f"{plain(base_smaller / base_larger, 2)} times shorter"
+        if alike:
+            words = (f"The reason is the base: {costs}. That is about the same seconds, and {larger.name} starts from "
+                     f"a pass that is {shorter}.")
+        elif larger.seconds_added < smaller.seconds_added:
+            words = (f"The reason is the base: {costs}. {larger.name} adds fewer seconds, and yet, to a pass that is "
+                     f"{shorter}, more in proportion.")
+        else:
+            more = plain(larger.seconds_added / smaller.seconds_added, 2)
+            words = (f"There are two reasons: {costs}. {larger.name} starts from a pass that is {shorter}, and it adds "
+                     f"{more} times the seconds{_hidden(f': in {smaller.name} ', smaller, terms)}.")
     else:
         words = (f"{costs}. {larger.name} adds {plain(larger.seconds_added / smaller.seconds_added, 2)} times the "
                  "seconds, which outweighs its longer base.")
@@ -324,13 +330,14 @@ def _base_effect(
     return words
 
 
-def _hidden(link: str | None, after: Terms | None) -> str:
-    """Behind which longer part the added link's copies hide, where the figures show it."""
+def _hidden(lead: str, step: Step, terms: dict[str, Terms]) -> str:
+    """Behind which longer part the copies over the link that a step adds hide, where the figures show it."""
+    link, after = step.link, terms.get(step.after)
     if link is None or after is None or after.longest in (None, link):
         return ""
     what = "the copies over PCIe" if link == "PCIe" else "the disk tier's reads"
     behind = {**PARTS, "PCIe": "the copies over PCIe"}[after.longest]
-    return (f": {what}, {seconds(after.by_name[link])} at the rate above, hide behind {behind}, "
+    return (f"{lead}{what}, {seconds(after.by_name[link])} at the rate above, hide behind {behind}, "
             f"{seconds(after.by_name[after.longest])}, the longest part of the pass")
 
 

@@ -152,12 +152,13 @@ def _on_disk(rows: Rows, disk: Change, gpu: Change) -> str:
     warm = ""
     if cached:
         warm = (" " + " ".join(r.sentence for r in cached) +
-                " Reads from the page cache cost little, so there is little to save.")
+                " Reads from the page cache cost less than the disk's, so there is less to save.")
     if disk.direction == "slower":
+        at_most = disk.pass_before_s * (1 - disk.bytes_after / disk.bytes_before)
         return (f"{words} And yet a pass is {seconds(-disk.seconds_saved)} longer than "
                 f"{seconds(disk.pass_before_s)}{extra}. "
-                f"{relay}: here that costs more than the smaller reads save.{warm} The cost dominates, throughput "
-                "falls.")
+                f"{relay}: here that costs more than the smaller reads save, which is {seconds(at_most)} at most, "
+                f"if all of a pass was reading.{warm} The cost dominates, throughput falls.")
     return (f"{words} A pass still takes as long, {seconds(disk.pass_before_s)}: what the smaller reads save, "
             f"the conversion takes. {relay}.{warm}")
 
@@ -186,7 +187,8 @@ def _not_the_byte_ratio(rows: Rows, gpu: Change, disk: Change, byte_ratio: float
 def _disk_against_bytes(rows: Rows, disk: Change, byte_ratio: float) -> str:
     start = f"{disk.sign} changes by a factor of {times(disk.factor)} ({disk.direction})"
     if disk.direction != "faster":
-        return f"{start}: fewer bytes help only as far as reading them is what takes the time, and here it is not."
+        save = "less than" if disk.direction == "slower" else "about what"
+        return f"{start}: the smaller reads save {save} converting costs, and neither is in proportion to the bytes."
     if disk.ratio.is_close_to(Value.of(byte_ratio)):
         return f"{start}, close to the byte ratio: reading the weights is nearly all of a pass, before and after."
     if disk.ratio.value < byte_ratio:
