@@ -494,7 +494,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def _replace_closed_streams() -> None:
+    """Started with `>&-`, what is opened next would be taken for stdout, and written into."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    nowhere = os.fdopen(number, "w")
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+
+
 if __name__ == "__main__":
+    _replace_closed_streams()
     for asked_to_end in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(asked_to_end) is not signal.SIG_IGN:  # as under nohup
             signal.signal(asked_to_end, signal.default_int_handler)  # it ends as by Ctrl-C

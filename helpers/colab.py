@@ -38,9 +38,7 @@ def set_up() -> None:
     if on_colab():
         install_iostat()
     from helpers import doctor
-    from helpers.engine import launcher
 
-    launcher.warm_server()  # its imports go on beside the checks and the cells before the first run
     print(*doctor.check(), sep="\n")
 
 

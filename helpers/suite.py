@@ -18,6 +18,7 @@ from tqdm import tqdm
 from traitlets.config import Config
 
 from helpers import lab, paths, points, report
+from helpers.engine import launcher
 from helpers.errors import Refused
 
 NOTEBOOKS = {
@@ -71,6 +72,7 @@ def run(
     paths.check_writable(output_dir / lab.LOG_NAME)
     # Else the debugger in a kernel, which nobody uses here, warns of Python's frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ[launcher.OWN_KERNEL] = "1"
     if fresh:
         _set_results_aside(output_dir)
     folder = output_dir / "notebooks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import types
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 
 from factories import at_phase, done, mini, quiet, run_one, workers
 from helpers import lab, weights
-from helpers.engine import launcher
+from helpers.engine import launcher, worker
 from helpers.results import Log
 from helpers.settings import Workload
 
@@ -92,11 +94,29 @@ def test_a_server_that_dies_between_runs_is_not_missed(tmp_path, root):
     done(run_one(mini("50 50 100 0 100 0"), tmp_path, offload_root=root))
 
 
-def test_what_is_kept_between_runs_is_in_no_group_that_ctrl_c_or_a_kernel_that_ends_goes_to(tmp_path, root):
-    done(run_one(mini(), tmp_path, offload_root=root))
-    kept = [child for child in psutil.Process().children() if "multiprocessing" in " ".join(child.cmdline())]
-    assert len(kept) == 2  # the server that runs are forked from, and multiprocessing's resource tracker
-    assert os.getpgrp() not in {os.getpgid(child.pid) for child in kept}
+@pytest.mark.parametrize("own", [True, False])
+def test_in_a_kernel_of_its_own_a_suite_leaves_nothing_in_the_group_that_a_kernel_ends_and_waits_for(own):
+    """In any other kernel all that comes of it is in its group: a user's processes may be among them."""
+    script = "import os, psutil; from helpers.engine import launcher; launcher.warm_server()"
+    script += "; print(*(os.getpgid(child.pid) == os.getpgrp() for child in psutil.Process().children()))"
+    environment = {name: value for name, value in os.environ.items() if name != launcher.OWN_KERNEL}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environment | ({launcher.OWN_KERNEL: "1"} if own else {}), cwd=lab.ROOT,
+        stdout=subprocess.PIPE, text=True, timeout=GONE_WITHIN_S, check=True,
+    ).stdout
+    assert said.split() == [str(not own)] * 2  # the server that runs are forked from, and the resource tracker
+
+
+def test_a_run_has_the_environment_of_who_asks_for_it(monkeypatch, tmp_path):
+    """Such as a CUDA_VISIBLE_DEVICES that was set after the first run."""
+    monkeypatch.setattr(worker, "_run", lambda job, pipe: pipe.send(dict(os.environ)))
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    environment = {"CUDA_VISIBLE_DEVICES": "1", "ODD": "\udcff"}
+    job = types.SimpleNamespace(environment=environment, log_path=tmp_path / "log")
+    process = multiprocessing.get_context("fork").Process(target=worker.main, args=(job, theirs))
+    process.start()
+    assert ours.poll(GONE_WITHIN_S) and ours.recv() == environment
+    process.join()
 
 
 # ---- a run takes too long

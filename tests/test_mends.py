@@ -322,8 +322,9 @@ def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     job = worker.Job(
-        settings_json="", model=settings.opt_model, weights_path=tmp_path, prompt_ids=(), offload_dir=tmp_path,
-        log_path=tmp_path / "log", disk_device=None, emulation=None, fastest_loop_s=None, origin_s=0.0,
+        settings_json="", environment={}, model=settings.opt_model, weights_path=tmp_path, prompt_ids=(),
+        offload_dir=tmp_path, log_path=tmp_path / "log", disk_device=None, emulation=None, fastest_loop_s=None,
+        origin_s=0.0,
     )
     modes_at_the_first_copy = []
 

@@ -41,6 +41,8 @@ SAME_START_S = 60.0  # start times count from a boot time that moves when the cl
 # A run's folder has its owner in its name: process id, start time in s, and where such an id means anything.
 OWNED = re.compile(r"run-(\d+)-(\d+)-([0-9a-f]{8})-")
 ROOT = Path(__file__).resolve().parents[2]
+# Set in the environment of kernels that run a notebook of the laboratory's and nothing else.
+OWN_KERNEL = "OFFLOAD_LAB_OWN_KERNEL"
 _core = Core()  # the fastest that a run has seen
 
 
@@ -62,32 +64,41 @@ class Outcome:
 
 
 def warm_server() -> None:
-    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA."""
+    """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA.
+
+    Ctrl-C goes to all that is in the foreground: the server and its runs leave it to this process, which ends them.
+    """
     _server_context()
     from multiprocessing import forkserver, resource_tracker, util
 
-    multiprocessings_own, util.spawnv_passfds = util.spawnv_passfds, _start_aside
+    before, let_through = os.environ.get("PYTHONPATH"), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    multiprocessings_own = util.spawnv_passfds
     try:
-        resource_tracker.ensure_running()
+        if OWN_KERNEL in os.environ:
+            util.spawnv_passfds = _start_aside
+        resource_tracker.ensure_running()  # the server would start it, and let signals through again
+        # The server imports helpers by name, from any folder.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that is started inherits it
         forkserver.ensure_running()
     finally:
         util.spawnv_passfds = multiprocessings_own
+        signal.pthread_sigmask(signal.SIG_SETMASK, let_through)
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _start_aside(path: bytes, arguments: Sequence[str | bytes], open_files: Sequence[int]) -> int:
-    """Start a program of multiprocessing's in a process group of its own; returns its process id.
+    """Start a program of multiprocessing's in a session of its own; returns its process id.
 
-    Ctrl-C goes to all of the foreground's group: it is for this process, which ends its run. And a kernel that shuts
-    down ends its group first, and waits for the resource tracker, which does not let itself be ended.
+    A kernel that shuts down ends its process group first, and waits for a resource tracker that does not let itself be
+    ended and a server that nobody reaps: 2 s. Both end by themselves with the kernel. Processes that others start by
+    the server would not: so only in a kernel that is the suite's own.
     """
-    return os.posix_spawn(
-        path,
-        arguments,
-        # The server imports helpers by name, from any folder.
-        os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
-        file_actions=[(os.POSIX_SPAWN_DUP2, number, number) for number in open_files],  # onto itself: to be inherited
-        setpgroup=0,
-    )
+    onto_themselves = [(os.POSIX_SPAWN_DUP2, number, number) for number in open_files]  # to be inherited
+    return os.posix_spawn(path, arguments, os.environ, file_actions=onto_themselves, setsid=True)
 
 
 def _server_context() -> Any:
@@ -151,6 +162,7 @@ def _measure_once(
     warm_server()
     job = worker.Job(
         settings_json=settings.model_dump_json(),
+        environment=dict(os.environ),
         model=settings.opt_model,
         weights_path=weights.path,
         prompt_ids=weights.prompt_ids,
@@ -242,7 +254,7 @@ def _end(process: Any) -> None:
         group = os.getpgid(process.pid)
     except ProcessLookupError:
         group = None
-    # A worker that has not reached setsid() yet is still in the server's group.
+    # A worker that has not reached setsid() yet is still in the server's group, which is also ours.
     if group is not None and group == process.pid:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)

@@ -44,6 +44,7 @@ class Job:
     """What a worker needs to know."""
 
     settings_json: str
+    environment: dict[str, str]  # who asks for the run may have changed it since the server started
     model: OptModel
     weights_path: Path
     prompt_ids: tuple[int, ...]
@@ -57,10 +58,15 @@ class Job:
 
 def main(job: Job, pipe: Connection) -> None:
     """Run the job, tell the launcher, and end at once: FlexGen's copy threads would keep the process alive."""
+    os.environ.clear()
+    os.environ.update(job.environment)
     os.setsid()  # a process group of its own: the launcher ends all of it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the server gone, nobody would end this process
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
-    log = os.open(job.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        log = os.open(job.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except FileNotFoundError:  # the launcher was interrupted, and has cleared up
+        os._exit(1)
     os.dup2(log, 1)
     os.dup2(log, 2)
     told = threading.Lock()

@@ -74,6 +74,20 @@ def test_a_home_that_cannot_be_written(command_line, tmp_path):
     assert (temporary / "offload-lab-65534" / "weights").is_dir()
 
 
+# ---- streams
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed, command_line, tmp_path):
+    """What is opened first must not be taken for one of them."""
+    ended = command_line.run(
+        "-c", f'exec "$@" {closed}', "bash", sys.executable, "-m", "helpers", *MEASURE, "--output", tmp_path,
+        program=(), executable=shutil.which("bash"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert [record.status for record in Log(tmp_path / lab.LOG_NAME)] == ["done"]
+
+
 # ---- locale, paths
 
 
