@@ -37,8 +37,8 @@ sys.path.insert(0, str(ROOT))
 
 from helpers import homework, lab, weights  # noqa: E402
 from helpers.engine import direct_reader, launcher  # noqa: E402
-from helpers.engine.page_cache import drop, write_back  # noqa: E402
 from helpers.errors import Refused  # noqa: E402
+from helpers.machine import drop_from_page_cache  # noqa: E402
 from helpers.results import RunRecord, Samples  # noqa: E402
 from helpers.settings import RunSettings  # noqa: E402
 
@@ -229,8 +229,7 @@ class Bench:
             self.keep("page-cache", COPIED, pair=pair, read_gb_s=mapped_read_gb_s(copies))
             for how, fill in (("by reading", self._read_all_weights), ("by mapping", lambda: mapped_read_gb_s(own))):
                 for file in own:
-                    write_back(str(file))
-                    drop(str(file))
+                    drop_from_page_cache(file)
                 fill()
                 self.keep("page-cache", f"from the disk, {how}", pair=pair, read_gb_s=mapped_read_gb_s(own))
 
@@ -238,8 +237,7 @@ class Bench:
         settings = self.settings("q1-5")
         for copy_buffer in ("stock", "fit"):
             for file in self._weight_files():  # page cache is counted where it was read first
-                write_back(str(file))
-                drop(str(file))
+                drop_from_page_cache(file)
             with small_cgroup(self.options.small_host_gib * GIB) as cgroup:
                 done = subprocess.run(
                     [sys.executable, "-m", "helpers", "measure", "--device", self.device, "--model", settings.model,
