@@ -372,7 +372,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 def _what_does_not_fit(found: Any, profile: Any) -> str:
     """Which memory a prediction needs more of than the machine has for it, in GiB."""
-    from helpers.placement import GIB
+    from helpers.units import GIB
 
     memories = (
         ("GPU memory", found.peak_gpu_mem_gib_range[1], profile.usable_gpu_bytes / GIB, profile.gpu_overhead_gib),

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 
 from helpers import colab, forecast, homework, lab, machine, models, paths, weights
 from helpers.errors import Refused
-from helpers.machine import GIB
 from helpers.sampling.disk import iostat_version
+from helpers.units import GIB
 
 Status = Literal["OK", "warn", "FAIL"]
 PINNED_COPY_BUFFERS_GIB = 8.0  # FlexGen's four copy threads pin 2 GiB each

@@ -13,8 +13,9 @@ from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
 from helpers.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.models import EMULATED_MODEL
-from helpers.placement import GIB, Placement, place
+from helpers.placement import Placement, place
 from helpers.settings import RunSettings
+from helpers.units import GIB
 
 # Beside loading and generating, on an H200: 2 s to start and to sample; where there are copy buffers 0.8 s to pin them,
 # and 0.7 s more to end.

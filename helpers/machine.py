@@ -26,10 +26,8 @@ from helpers.data_sheets import Nameplate, Theoretical
 from helpers.engine.emulation import EMULATED_T4
 from helpers.results import Machine
 from helpers.settings import Frozen
+from helpers.units import GIB, KIB, MIB
 
-GIB = 2**30
-MIB = 2**20
-KIB = 2**10
 SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the disk's own sector is
 
 

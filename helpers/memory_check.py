@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from helpers.errors import Refused
 from helpers.machine import MemoryAllowance
-from helpers.memory_model import MIB, HostMemory, host_memory, host_memory_here, peak_gpu_memory
+from helpers.memory_model import HostMemory, host_memory, host_memory_here, peak_gpu_memory
 from helpers.results import Machine
 from helpers.settings import RunSettings
+from helpers.units import GIB, MIB
 
-GIB = 2**30
 # torch's default workspace of cuBLAS (CublasHandlePool.cpp): :4096:8 from Hopper on, :4096:2:16:8 before.
 WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES = int(8.125 * MIB), 32 * MIB
 HOPPER = (9, 0)

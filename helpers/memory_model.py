@@ -8,10 +8,10 @@ from functools import lru_cache
 from heapq import heappop, heappush
 
 from helpers.models import FP16_BYTES, OptModel
-from helpers.placement import GIB, GROUP_SIZE, PlacedTensor, place, tiers_of_layer
+from helpers.placement import GROUP_SIZE, PlacedTensor, place, tiers_of_layer
 from helpers.settings import RunSettings
+from helpers.units import GIB, MIB
 
-MIB = 2**20
 WARMUP_PROMPT_LEN = 32  # flex_opt.run_flexgen generates one token from 32 before it measures
 COPY_THREADS = 4  # pytorch_backend.TorchDisk
 COPY_BUFFER_BYTES = 2 * GIB  # of each copy thread, pinned whatever the split

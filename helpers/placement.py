@@ -8,11 +8,11 @@ from typing import Literal
 
 from helpers.models import FP16_BYTES, Layer, OptModel
 from helpers.settings import OffloadSplit
+from helpers.units import GIB
 
 Tier = Literal["gpu", "cpu", "disk"]
 TIERS: tuple[Tier, ...] = ("gpu", "cpu", "disk")
 
-GIB = 2**30
 GROUP_SIZE = 64  # FlexGen's weight compression: 4 bits, one fp16 scale and minimum per 64 rows
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from helpers import checkpoint, hub, models, paths, synthetic
 from helpers.errors import Refused
 from helpers.models import FP16_BYTES, OptModel
+from helpers.units import GIB
 
-GIB = 2**30
 THREADS = 4
 PROGRESS_EVERY_S = 10.0
 FILE_OVERHEAD_BYTES = 4096  # .npy header and the last disk block

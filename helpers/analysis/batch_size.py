@@ -26,9 +26,9 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.homework import QUESTIONS
-from helpers.placement import GIB
 from helpers.points import Point, Rows, homework_rows
 from helpers.settings import RunSettings
+from helpers.units import GIB
 
 BATCHES = ("q2-b1", "q1-5", "q2-b16")
 # A step that reaches this share of the ideal ratio scales.

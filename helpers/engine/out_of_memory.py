@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from helpers import machine
-from helpers.machine import GIB, MIB, MemoryAllowance
+from helpers.machine import MemoryAllowance
 from helpers.memory_model import copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.results import Failure
 from helpers.settings import RunSettings
+from helpers.units import GIB, MIB
 
 LESS_ON_GPU = "put less on the GPU (--percent), or take a smaller batch (--gpu-batch-size)"
 LESS_ON_HOST = "put less on the CPU (--percent), take a smaller batch, or end what else holds memory"

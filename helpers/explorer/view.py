@@ -13,11 +13,10 @@ from helpers.explorer.split_map import SplitMap, split_map
 from helpers.explorer.state import State
 from helpers.machine_profiles import MachineProfile
 from helpers.memory_model import host_memory, peak_gpu_memory
-from helpers.placement import GIB, TIERS, Tier, place
+from helpers.placement import TIERS, Tier, place
 from helpers.settings import RunSettings
 from helpers.time_model import Prediction, predict
-
-MIB = 2**20
+from helpers.units import GIB, MIB
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from helpers import machine
-from helpers.machine import KIB, MIB
 from helpers.results import DiskSeries
+from helpers.units import KIB, MIB
 
 DISKSTATS = Path("/proc/diskstats")
 IOSTAT_INTERVAL_S = 1.0

@@ -10,8 +10,8 @@ import psutil
 import pynvml
 
 from helpers import machine
-from helpers.machine import GIB
 from helpers.results import MemorySeries
+from helpers.units import GIB
 
 
 class GpuMemory:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import psutil
 
-from helpers.machine import GIB
 from helpers.results import MemorySeries
+from helpers.units import GIB
 
 
 def process_tree(root: psutil.Process) -> list[psutil.Process]:
