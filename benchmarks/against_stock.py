@@ -35,12 +35,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers import homework, lab, weights  # noqa: E402
+from helpers import homework, lab  # noqa: E402
 from helpers.engine import direct_reader, launcher  # noqa: E402
 from helpers.errors import Refused  # noqa: E402
 from helpers.machine import drop_from_page_cache  # noqa: E402
 from helpers.results import RunRecord, Samples  # noqa: E402
 from helpers.settings import RunSettings  # noqa: E402
+from helpers.weights import store  # noqa: E402
 
 PARTS = ("fidelity", "whole-stock", "whole-lab", "direct", "overhead", "page-cache", "small-host")
 STOCK_LIMIT_S = 300
@@ -61,7 +62,7 @@ TYPED = [
 # ---------------------------------------------------------------- measuring
 
 
-def stock(settings: RunSettings, made: weights.Weights, folder: Path, quick_start: bool) -> dict[str, Any]:
+def stock(settings: RunSettings, made: store.Weights, folder: Path, quick_start: bool) -> dict[str, Any]:
     """FlexGen's own command for these settings, and what it prints of itself."""
     arguments = settings.flexgen_arguments(str(made.path), str(folder / "offload"))[3:]
     flags = ["--quick-start"] * quick_start + ["--cold"] * (settings.page_cache == "cold")
@@ -128,7 +129,7 @@ class Bench:
         self.options = options
         self.folder = folder
         self.device = lab.choose_device(options.device)
-        self.made = weights.prepare(options.model or homework.MODEL[self.device], _say)
+        self.made = store.prepare(options.model or homework.MODEL[self.device], _say)
         self.started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def settings(self, row_id: str, **changes: Any) -> RunSettings:
@@ -570,7 +571,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.output = Path(options.output).resolve()
     if options.parts:
-        root = Path(options.offload_root) if options.offload_root else weights.home() / "offload"
+        root = Path(options.offload_root) if options.offload_root else store.home() / "offload"
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="against-stock-", dir=root) as folder:
             bench = Bench(options, Path(folder))

@@ -11,10 +11,11 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from helpers import colab, forecast, homework, lab, machine, models, paths, weights
+from helpers import colab, forecast, homework, lab, machine, models, paths
 from helpers.errors import Refused
 from helpers.sampling.disk import iostat_version
 from helpers.units import GIB
+from helpers.weights import store
 
 Status = Literal["OK", "warn", "FAIL"]
 PINNED_COPY_BUFFERS_GIB = 8.0  # FlexGen's four copy threads pin 2 GiB each
@@ -34,7 +35,7 @@ class Check:
 
 def check(offload_root: Path | None = None, output_dir: Path | None = None) -> list[Check]:
     """Every check, then what each question will take: without the results that the output folder has."""
-    root = offload_root or weights.home() / "offload"
+    root = offload_root or store.home() / "offload"
     device = lab.choose_device("auto")
     checks = [_gpu(device), _memory(device), _disk(root), _packages(), _iostat(), _weights(device, root)]
     return checks + _homework(device, output_dir or lab.DEFAULT_OUTPUT)
@@ -119,7 +120,7 @@ def _iostat() -> Check:
 def _weights(device: Literal["cuda", "emulated"], root: Path) -> Check:
     model = models.resolve(homework.MODEL[device])
     size = f"{model.name}, {_size(model.weight_bytes)} in FlexGen's layout"
-    source = weights.kept(model.name)
+    source = store.kept(model.name)
     if source:
         return Check("OK", "weights", f"{size}, there already ({source})")
     if model in models.SYNTHETIC_MODELS:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import machine, memory_check, models, paths, weights
+from helpers import machine, memory_check, models, paths
 from helpers.engine import launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.engine.emulation import EMULATED_T4
@@ -22,6 +22,7 @@ from helpers.errors import Refused
 from helpers.placement import Placement, place
 from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import RunSettings
+from helpers.weights import store
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_OUTPUT = ROOT / "outputs"
@@ -73,7 +74,7 @@ def run(
     if not isinstance(fresh, bool):
         raise Refused(f"fresh {fresh!r}: neither True nor False")
     log = Log(paths.folder(output_dir, "output folder") / LOG_NAME)
-    root = weights.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
+    root = store.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
     named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
     wanted = list(named.values())
     here = {device: describe_machine(device) for device in {s.device for s in wanted}}
@@ -159,11 +160,11 @@ def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:
     return machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
 
 
-def _prepare(made: dict[str, weights.Weights], say: Callable[[str], None], name: str) -> weights.Weights:
+def _prepare(made: dict[str, store.Weights], say: Callable[[str], None], name: str) -> store.Weights:
     """The weights of a model: prepared once for all runs (the hub may be asked), again if a file has broken since."""
     model = models.resolve(name)
-    if name not in made or weights.broken_files(made[name].path / f"{model.name}-np", model):
-        made[name] = weights.prepare(name, say)
+    if name not in made or store.broken_files(made[name].path / f"{model.name}-np", model):
+        made[name] = store.prepare(name, say)
     return made[name]
 
 
@@ -174,7 +175,7 @@ def _run_one(
     root: Path,
     limit_s: float,
     repeat_budget_s: float,
-    prepare: Callable[[str], weights.Weights],
+    prepare: Callable[[str], store.Weights],
     on_phase: Callable[[str], None],
 ) -> RunRecord:
     began_s = time.monotonic()

@@ -14,8 +14,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import __main__, colab, doctor, forecast, homework, lab, machine, machine_profiles, notebook, weights
+from helpers import __main__, colab, doctor, forecast, homework, lab, machine, machine_profiles, notebook
 from helpers.errors import Refused
+from helpers.weights import store
 
 NOTEBOOKS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
 FIRST_CELL = next(cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code")
@@ -272,13 +273,13 @@ def test_a_package_too_old_is_named(monkeypatch, tmp_path):
 
 
 def test_weights_that_are_there_are_known_without_making_any(tmp_path):
-    assert weights.kept("opt-mini", tmp_path) is None
+    assert store.kept("opt-mini", tmp_path) is None
     assert list(tmp_path.iterdir()) == []
-    made = weights.prepare("opt-mini", lambda text: None, tmp_path)
-    assert made.source.startswith(weights.kept("opt-mini", tmp_path))
+    made = store.prepare("opt-mini", lambda text: None, tmp_path)
+    assert made.source.startswith(store.kept("opt-mini", tmp_path))
     some_file = next(file for file in made.path.rglob("*.weight"))
     some_file.write_bytes(some_file.read_bytes()[:-1])
-    assert weights.kept("opt-mini", tmp_path) is None
+    assert store.kept("opt-mini", tmp_path) is None
 
 
 def test_doctor_on_the_command_line_says_the_same_and_its_exit_code_follows(tmp_path):

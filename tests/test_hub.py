@@ -17,8 +17,9 @@ from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
 from fake_hub import COMMIT, FakeHub, serving
-from helpers import hub, models, synthetic, weights
+from helpers import models
 from helpers.errors import Refused
+from helpers.weights import hub, store, synthetic
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REPO = "facebook/opt-tiny"
@@ -317,7 +318,7 @@ def test_without_huggingface_hub_that_is_the_reason(server, tmp_path, monkeypatc
 
 
 def test_hub_weights_are_converted_once_and_then_need_neither_hub_nor_cache(server, opt_tiny, tmp_path):
-    prepared = weights.prepare("opt-tiny", print, tmp_path / "home")
+    prepared = store.prepare("opt-tiny", print, tmp_path / "home")
     assert prepared.source == f"hub: facebook/opt-tiny@{COMMIT}"
     for name, shape in TINY.files.items():
         expected = np.concatenate(list(synthetic.pieces(name, shape, seed=1))).reshape(shape)
@@ -325,14 +326,14 @@ def test_hub_weights_are_converted_once_and_then_need_neither_hub_nor_cache(serv
     server.requests.clear()
     (tmp_path / "hf").rename(tmp_path / "elsewhere")
     said: list[str] = []
-    assert weights.prepare("opt-tiny", said.append, tmp_path / "home") == prepared
+    assert store.prepare("opt-tiny", said.append, tmp_path / "home") == prepared
     assert server.requests == [] and said == []
 
 
 def test_the_hubs_cache_serves_without_the_network(server, opt_tiny, tmp_path, monkeypatch):
     hub.fetch(REPO, print, room)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    prepared = weights.prepare("opt-tiny", print, tmp_path / "home")
+    prepared = store.prepare("opt-tiny", print, tmp_path / "home")
     assert prepared.source == f"hub: facebook/opt-tiny@{COMMIT}"
 
 
@@ -345,13 +346,13 @@ def test_a_cache_with_a_config_only_is_no_model(server, opt_tiny, tmp_path, monk
 
 
 def test_a_broken_file_is_made_again_from_the_same_commit_or_refused(server, opt_tiny, tmp_path, monkeypatch):
-    prepared = weights.prepare("opt-tiny", print, tmp_path / "home")
+    prepared = store.prepare("opt-tiny", print, tmp_path / "home")
     broken = prepared.path / "opt-tiny-np" / "decoder.layers.0.fc1.weight"
     whole = broken.read_bytes()
     os.truncate(broken, 100)
     server.requests.clear()
     said: list[str] = []
-    assert weights.prepare("opt-tiny", said.append, tmp_path / "home") == prepared
+    assert store.prepare("opt-tiny", said.append, tmp_path / "home") == prepared
     assert broken.read_bytes() == whole and str(broken) in said[0]
     assert any(COMMIT in path for _, path, _ in server.requests)
 
@@ -359,30 +360,30 @@ def test_a_broken_file_is_made_again_from_the_same_commit_or_refused(server, opt
     (tmp_path / "hf").rename(tmp_path / "elsewhere")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(Refused) as refusal:
-        weights.prepare("opt-tiny", said.append, tmp_path / "home")
+        store.prepare("opt-tiny", said.append, tmp_path / "home")
     assert str(broken) in str(refusal.value) and "no connection" in str(refusal.value)
 
 
 def test_without_the_hub_the_weights_are_synthetic_and_say_why(server, opt_tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     said: list[str] = []
-    prepared = weights.prepare("opt-tiny", said.append, tmp_path / "home")
+    prepared = store.prepare("opt-tiny", said.append, tmp_path / "home")
     assert prepared.source.startswith("synthetic: random, seed 0, real model's scale (hub: HF_HUB_OFFLINE is set")
     assert "synthetic" in said[0]
     monkeypatch.delenv("HF_HUB_OFFLINE")  # the network is back: the real ones, and the synthetic ones stay apart
-    assert weights.prepare("opt-tiny", said.append, tmp_path / "home").source.startswith("hub: ")
+    assert store.prepare("opt-tiny", said.append, tmp_path / "home").source.startswith("hub: ")
     assert (prepared.path / "opt-tiny-np").is_dir()
 
 
 def test_the_emulated_model_asks_no_hub(server, tmp_path):
-    assert weights.prepare("opt-mini", print, tmp_path / "home").source.startswith("synthetic: ")
+    assert store.prepare("opt-mini", print, tmp_path / "home").source.startswith("synthetic: ")
     assert server.requests == []
 
 
 def test_both_disks_are_asked_for_the_download_and_the_conversion(server, opt_tiny, tmp_path, monkeypatch):
     """The cache and the converted weights are on one disk here: it must hold both."""
     download = 4 << 20
-    monkeypatch.setattr(weights, "free_bytes", lambda path: download + (1 << 18))
+    monkeypatch.setattr(store, "free_bytes", lambda path: download + (1 << 18))
     with pytest.raises(Refused, match="GiB are needed in .*hf.* and .*home"):
-        weights.prepare("opt-tiny", print, tmp_path / "home")
+        store.prepare("opt-tiny", print, tmp_path / "home")
     assert fetched(server) == []

@@ -9,12 +9,13 @@ import warnings
 import pytest
 
 from factories import MACHINE, at_phase, done, mini, quiet, run_one, save_config, workers
-from helpers import lab, weights
+from helpers import lab
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.models import EMULATED_MODEL
 from helpers.results import Log
 from helpers.settings import Workload
+from helpers.weights import store
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_whatever_goes_wrong_before_a_run_is_its_record(error, kind, tmp_path, m
     def prepare(*arguments):
         raise error
 
-    monkeypatch.setattr(weights, "prepare", prepare)
+    monkeypatch.setattr(store, "prepare", prepare)
     record = run_one(mini(), tmp_path)
     assert record.status == "failed" and record.failure.kind == kind
     assert record.failure.message and "\n" not in record.failure.message

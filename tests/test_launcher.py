@@ -19,10 +19,11 @@ import psutil
 import pytest
 
 from factories import at_phase, done, mini, quiet, run_one, workers
-from helpers import lab, weights
+from helpers import lab
 from helpers.engine import launcher, worker
 from helpers.results import Log
 from helpers.settings import Workload
+from helpers.weights import store
 
 GONE_WITHIN_S = 20  # a bound, not a wait: what has to end is waited for
 # Runs for many seconds on the emulated disk, unless something ends it.
@@ -186,7 +187,7 @@ def test_an_error_in_a_copy_thread_ends_the_run_with_that_error(monkeypatch, tmp
 
 
 def test_weights_damaged_during_a_run_fail_it_and_are_whole_for_the_next(monkeypatch, tmp_path, root):
-    folder = weights.prepare("opt-mini", quiet).path / "opt-mini-np"
+    folder = store.prepare("opt-mini", quiet).path / "opt-mini-np"
 
     def damage():
         for file in folder.glob("decoder.layers.*.fc1.weight"):
@@ -204,7 +205,7 @@ def test_weights_damaged_during_a_run_fail_it_and_are_whole_for_the_next(monkeyp
 
 
 def test_a_weight_broken_between_two_runs_is_made_again(monkeypatch, tmp_path, root):
-    file = weights.prepare("opt-mini", quiet).path / "opt-mini-np" / "decoder.layers.1.fc2.weight"
+    file = store.prepare("opt-mini", quiet).path / "opt-mini-np" / "decoder.layers.1.fc2.weight"
     before, said = file.read_bytes(), []
     at_phase(monkeypatch, "end", lambda: file.write_bytes(before[:-2]))
     settings = {"first": mini(), "second": mini("0 100 100 0 100 0")}

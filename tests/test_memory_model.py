@@ -4,7 +4,7 @@
 import pytest
 from hypothesis import given, settings as budget, strategies as st
 
-from helpers import models, points, weights
+from helpers import models, points
 from helpers.engine import launcher
 from helpers.memory_model import (
     PARTS,
@@ -18,6 +18,7 @@ from helpers.memory_model import (
 from helpers.placement import place
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.tables import REFERENCE
+from helpers.weights import store
 
 MIB, GIB = 2**20, 2**30
 T4_WORKSPACE, HOPPER_WORKSPACE = int(8.125 * MIB), 32 * MIB
@@ -60,7 +61,7 @@ def test_peaks_of_an_h200_differ_by_cublas_workspace_alone(weights_split, measur
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory):
-    return weights.prepare("opt-mini", lambda line: None, tmp_path_factory.mktemp("home"))
+    return store.prepare("opt-mini", lambda line: None, tmp_path_factory.mktemp("home"))
 
 
 def peak_of_flexgen(settings, mini, tmp_path):

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from factories import done, mini, quiet, run_one
-from helpers import lab, weights
+from helpers import lab
 from helpers.engine import mends, worker
+from helpers.weights import store
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_a_weight_in_memory_is_read_as_before(backend, cpu, weight_file):
 
 
 def test_a_run_leaves_the_weights_as_they_were(tmp_path):
-    folder = weights.prepare("opt-mini", quiet).path / "opt-mini-np"
+    folder = store.prepare("opt-mini", quiet).path / "opt-mini-np"
 
     def contents():
         files = [file for file in folder.iterdir() if file.is_file()]

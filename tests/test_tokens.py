@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from factories import SMALL, done, mini, quiet, run_one
-from helpers import weights
 from helpers.models import EMULATED_MODEL
 from helpers.placement import place
 from helpers.settings import Workload
+from helpers.weights import store
 
 LONG = Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=40, gen_len=6)
 TWO_BATCHES = Workload(gpu_batch_size=2, num_gpu_batches=2, prompt_len=16, gen_len=4)
@@ -48,7 +48,7 @@ def transformers_model(compressed):
         ffn_dim=4 * model.hidden_size, num_hidden_layers=model.num_layers, num_attention_heads=model.num_heads,
         max_position_embeddings=model.max_positions, pad_token_id=1, bos_token_id=2, eos_token_id=None,
     )
-    folder = weights.prepare(model.name, quiet).path / f"{model.name}-np"
+    folder = store.prepare(model.name, quiet).path / f"{model.name}-np"
     state = {}
     for name, shape in model.files.items():
         values = np.load(folder / name)
@@ -67,7 +67,7 @@ def expected(prompt_len, gen_len, compressed=False):
     """The tokens after FlexGen's sentence, padded on the left and masked, and how clearly each of them won."""
     import torch
 
-    prompt = weights.prepare("opt-mini", quiet).prompt_ids
+    prompt = store.prepare("opt-mini", quiet).prompt_ids
     ids = torch.tensor([[1] * (prompt_len - len(prompt)) + list(prompt)])
     mask = (ids != 1).long()
     with torch.inference_mode():

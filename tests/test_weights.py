@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import OPTConfig, OPTForCausalLM
 
-from helpers import checkpoint, models, synthetic, weights
+from helpers import models
 from helpers.errors import Refused
+from helpers.weights import checkpoint, store, synthetic
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MINI = models.EMULATED_MODEL
@@ -48,7 +49,7 @@ def folder(tiny: OPTForCausalLM, tmp_path: Path) -> Path:
     return tmp_path / "tiny-opt"
 
 
-def tensors_of(prepared: weights.Weights, model: models.OptModel) -> dict[str, np.ndarray]:
+def tensors_of(prepared: store.Weights, model: models.OptModel) -> dict[str, np.ndarray]:
     target = prepared.path / f"{model.name}-np"
     return {name: np.load(target / name, allow_pickle=False) for name in model.files}
 
@@ -106,7 +107,7 @@ def test_converted_tensors_are_those_transformers_loads(tiny, tmp_path, save, dt
     model.load_state_dict(tiny.state_dict())
     (tmp_path / "a").mkdir()
     save(model.to(dtype), tmp_path / "a")
-    prepared = weights.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
+    prepared = store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
 
     opt = models.resolve(str(tmp_path / "a"))
     found = tensors_of(prepared, opt)
@@ -126,16 +127,16 @@ def test_an_explicit_head_that_is_the_embedding_is_left_out_and_another_one_refu
     state = load_file(file)
     embedding = state["model.decoder.embed_tokens.weight"]
     save_file({**state, "lm_head.weight": embedding.clone()}, file)
-    prepared = weights.prepare(str(folder), quietly, tmp_path / "home")
+    prepared = store.prepare(str(folder), quietly, tmp_path / "home")
     assert not (prepared.path / "tiny-opt-np" / "lm_head.weight").exists()
     save_file({**state, "lm_head.weight": embedding + 1}, file)
     with pytest.raises(Refused, match="lm_head.weight differs"):
-        weights.prepare(str(folder), quietly, tmp_path / "home")
+        store.prepare(str(folder), quietly, tmp_path / "home")
 
 
 def test_safetensors_are_preferred_to_bin(folder, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"not to be opened")
-    weights.prepare(str(folder), quietly, tmp_path / "home")
+    store.prepare(str(folder), quietly, tmp_path / "home")
 
 
 # ---------------------------------------------------------------- sources that are refused
@@ -182,7 +183,7 @@ def whole_numbers(state):
 def test_a_folder_that_is_not_its_configs_model_is_refused_by_tensor(folder, tmp_path, change, words):
     rewrite(folder, change)
     with pytest.raises(Refused) as refusal:
-        weights.prepare(str(folder), quietly, tmp_path / "home")
+        store.prepare(str(folder), quietly, tmp_path / "home")
     assert all(word in str(refusal.value) for word in (str(folder), *words))
     assert not list((tmp_path / "home").rglob("*-np"))
 
@@ -190,12 +191,12 @@ def test_a_folder_that_is_not_its_configs_model_is_refused_by_tensor(folder, tmp
 def test_a_folder_without_weights_or_with_a_shard_missing_is_refused_by_file(tiny, tmp_path):
     tiny_config.save_pretrained(tmp_path / "empty")
     with pytest.raises(Refused, match="no weights in it"):
-        weights.prepare(str(tmp_path / "empty"), quietly, tmp_path / "home")
+        store.prepare(str(tmp_path / "empty"), quietly, tmp_path / "home")
     save_safetensors_shards(tiny, tmp_path / "shards")
     lost = sorted((tmp_path / "shards").glob("*.safetensors"))[1]
     lost.unlink()
     with pytest.raises(Refused, match=lost.name):
-        weights.prepare(str(tmp_path / "shards"), quietly, tmp_path / "home")
+        store.prepare(str(tmp_path / "shards"), quietly, tmp_path / "home")
 
 
 class Payload:
@@ -210,10 +211,10 @@ def test_code_in_a_bin_file_does_not_run(tmp_path):
     tiny_config.save_pretrained(tmp_path / "a")
     torch.save({"model.decoder.x": Payload(tmp_path / "ran")}, tmp_path / "a" / "pytorch_model.bin")
     with pytest.raises(Refused, match="pytorch_model.bin"):
-        weights.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
+        store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
     (tmp_path / "a" / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     with pytest.raises(Refused, match="pytorch_model.bin"):
-        weights.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
+        store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
     assert not (tmp_path / "ran").exists()
 
 
@@ -224,7 +225,7 @@ def test_a_source_file_that_is_cut_off_is_refused_by_name(tiny, tmp_path, file, 
     whole = (tmp_path / "a" / file).read_bytes()
     (tmp_path / "a" / file).write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
     with pytest.raises(Refused, match=file):
-        weights.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
+        store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
     assert not list((tmp_path / "home").rglob("*-np"))
 
 
@@ -297,20 +298,20 @@ MATRIX = "decoder.layers.1.fc1.weight"
 @pytest.mark.parametrize("kind", ["synthetic", "folder"])
 def test_a_broken_file_is_named_and_made_again_and_only_it(folder, tmp_path, damage, kind):
     name = "opt-mini" if kind == "synthetic" else str(folder)
-    prepared = weights.prepare(name, quietly, tmp_path / "home")
+    prepared = store.prepare(name, quietly, tmp_path / "home")
     target = prepared.path / f"{models.resolve(name).name}-np"
     before = {file.name: (file.read_bytes(), file.stat().st_ino) for file in target.iterdir()}
     damage(target / MATRIX)
-    assert list(weights.broken_files(target, models.resolve(name))) == [MATRIX]
+    assert list(store.broken_files(target, models.resolve(name))) == [MATRIX]
 
     said: list[str] = []
-    assert weights.prepare(name, said.append, tmp_path / "home") == prepared
+    assert store.prepare(name, said.append, tmp_path / "home") == prepared
     assert len(said) == 1 and str(target / MATRIX) in said[0]
     after = {file.name: (file.read_bytes(), file.stat().st_ino) for file in target.iterdir()}
     assert after.keys() == before.keys()
     assert all(after[file][0] == before[file][0] for file in before)
     assert all(after[file] == before[file] for file in before if file != MATRIX)
-    assert weights.prepare(name, said.append, tmp_path / "home") == prepared and len(said) == 1
+    assert store.prepare(name, said.append, tmp_path / "home") == prepared and len(said) == 1
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -320,12 +321,12 @@ def test_any_length_but_the_right_one_and_any_header_is_noticed(tmp_path, length
     name = "decoder.layers.0.self_attn.q_proj.weight"
     file = tmp_path / name
     save_array(file, np.ones((64, 64), np.float16))
-    assert name not in weights.broken_files(tmp_path, model)
+    assert name not in store.broken_files(tmp_path, model)
     whole = file.read_bytes()
     file.write_bytes((whole + bytes(200))[:length])
-    assert (name in weights.broken_files(tmp_path, model)) == (length != len(whole))
+    assert (name in store.broken_files(tmp_path, model)) == (length != len(whole))
     file.write_bytes(noise + whole[len(noise) :])
-    weights.broken_files(tmp_path, model)  # says yes or no, whatever the bytes
+    store.broken_files(tmp_path, model)  # says yes or no, whatever the bytes
 
 
 def test_looking_at_a_350_gb_model_reads_headers_only(tmp_path):
@@ -335,28 +336,28 @@ def test_looking_at_a_350_gb_model_reads_headers_only(tmp_path):
         with (tmp_path / name).open("wb") as file:
             np.lib.format.write_array_header_1_0(file, {"descr": "<f2", "fortran_order": False, "shape": shape})
             file.truncate(file.tell() + 2 * math.prod(shape))
-    assert weights.broken_files(tmp_path, opt) == {}
+    assert store.broken_files(tmp_path, opt) == {}
     assert sum(file.stat().st_blocks for file in tmp_path.iterdir()) * 512 < 2**25
 
 
 def test_a_broken_file_whose_source_is_gone_is_refused_by_name_and_a_whole_conversion_still_serves(folder, tmp_path):
-    prepared = weights.prepare(str(folder), quietly, tmp_path / "home")
+    prepared = store.prepare(str(folder), quietly, tmp_path / "home")
     (folder / "model.safetensors").unlink()
-    assert weights.prepare(str(folder), quietly, tmp_path / "home") == prepared
+    assert store.prepare(str(folder), quietly, tmp_path / "home") == prepared
     broken = prepared.path / "tiny-opt-np" / MATRIX
     truncated(broken)
     with pytest.raises(Refused) as refusal:
-        weights.prepare(str(folder), quietly, tmp_path / "home")
+        store.prepare(str(folder), quietly, tmp_path / "home")
     assert str(broken) in str(refusal.value) and "delete" in str(refusal.value)
 
 
 def test_a_folder_saved_anew_is_converted_anew(folder, tiny, tmp_path):
-    first = weights.prepare(str(folder), quietly, tmp_path / "home")
+    first = store.prepare(str(folder), quietly, tmp_path / "home")
     other = OPTForCausalLM(tiny_config)
     other.save_pretrained(folder)
     os.utime(folder / "model.safetensors", ns=(1, 1))
     said: list[str] = []
-    second = weights.prepare(str(folder), said.append, tmp_path / "home")
+    second = store.prepare(str(folder), said.append, tmp_path / "home")
     opt = models.resolve(str(folder))
     bias = other.model.decoder.embed_tokens.weight.detach().half().numpy()
     np.testing.assert_array_equal(tensors_of(second, opt)["decoder.embed_tokens.weight"], bias)
@@ -365,18 +366,18 @@ def test_a_folder_saved_anew_is_converted_anew(folder, tiny, tmp_path):
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"source": 1, "prompt_ids": [2], "prompt": "x"}'])
 def test_weights_of_unknown_origin_are_made_anew(tmp_path, text):
-    prepared = weights.prepare("opt-mini", quietly, tmp_path)
-    note = prepared.path / "opt-mini-np" / weights.PROVENANCE
+    prepared = store.prepare("opt-mini", quietly, tmp_path)
+    note = prepared.path / "opt-mini-np" / store.PROVENANCE
     note.unlink() if text is None else note.write_text(text)
     said: list[str] = []
-    assert weights.prepare("opt-mini", said.append, tmp_path) == prepared
+    assert store.prepare("opt-mini", said.append, tmp_path) == prepared
     assert "unknown origin" in said[0]
 
 
 def test_sources_do_not_mix(folder, tmp_path):
     other = tmp_path / "other" / "tiny-opt"
     shutil.copytree(folder, other)
-    paths = {weights.prepare(name, quietly, tmp_path / "home").path for name in ("opt-mini", str(folder), str(other))}
+    paths = {store.prepare(name, quietly, tmp_path / "home").path for name in ("opt-mini", str(folder), str(other))}
     assert len(paths) == 3
 
 
@@ -399,7 +400,7 @@ STOPPING = textwrap.dedent("""
             values[0] = values[0][1:]
         yield from values
     synthetic.pieces = pieces
-    print(weights.prepare("opt-mini", lambda text: print(text, flush=True), Path(home)), flush=True)
+    print(store.prepare("opt-mini", lambda text: print(text, flush=True), Path(home)), flush=True)
 """)
 
 
@@ -424,22 +425,22 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_looks_whole(tmp_path, a
     assert not (kept / "opt-mini-np").exists()
     assert any(entry.is_dir() for entry in kept.iterdir())  # it did die in the middle
 
-    prepared = weights.prepare("opt-mini", quietly, tmp_path)
+    prepared = store.prepare("opt-mini", quietly, tmp_path)
     assert sorted(os.listdir(kept)) == [".opt-mini-np.lock", "opt-mini-np"]
-    assert {file.name for file in (kept / "opt-mini-np").iterdir()} == {*MINI.files, weights.PROVENANCE}
+    assert {file.name for file in (kept / "opt-mini-np").iterdir()} == {*MINI.files, store.PROVENANCE}
     assert prepared.path == kept
 
 
 def test_a_repair_that_is_killed_leaves_the_file_missing_not_half_written(tmp_path):
-    prepared = weights.prepare("opt-mini", quietly, tmp_path)
+    prepared = store.prepare("opt-mini", quietly, tmp_path)
     target = prepared.path / "opt-mini-np"
     whole = (target / MATRIX).read_bytes()
     (target / MATRIX).unlink()
     kill_when_stopped(preparing(tmp_path, MATRIX, tmp_path / "never"))
-    assert weights.broken_files(target, MINI) == {MATRIX: "missing"}
-    weights.prepare("opt-mini", quietly, tmp_path)
+    assert store.broken_files(target, MINI) == {MATRIX: "missing"}
+    store.prepare("opt-mini", quietly, tmp_path)
     assert (target / MATRIX).read_bytes() == whole
-    assert {file.name for file in target.iterdir()} == {*MINI.files, weights.PROVENANCE}
+    assert {file.name for file in target.iterdir()} == {*MINI.files, store.PROVENANCE}
 
 
 def test_of_two_at_once_one_prepares_and_the_other_waits_for_it(tmp_path):
@@ -456,9 +457,9 @@ def test_of_two_at_once_one_prepares_and_the_other_waits_for_it(tmp_path):
 
 
 def test_a_disk_too_small_is_refused_up_front_with_both_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "free_bytes", lambda path: 3 * 2**20)
+    monkeypatch.setattr(store, "free_bytes", lambda path: 3 * 2**20)
     with pytest.raises(Refused, match=r"0\.01 GiB are needed in .*, 0\.00 GiB are free"):
-        weights.prepare("opt-mini", quietly, tmp_path)
+        store.prepare("opt-mini", quietly, tmp_path)
     assert not list(tmp_path.rglob("*-np"))
 
 
@@ -468,27 +469,27 @@ def test_a_disk_that_fills_up_meanwhile_is_said_in_words_and_leaves_nothing(tmp_
 
     monkeypatch.setattr(synthetic, "pieces", pieces)
     with pytest.raises(Refused, match="the disk is full"):
-        weights.prepare("opt-mini", quietly, tmp_path)
+        store.prepare("opt-mini", quietly, tmp_path)
     assert os.listdir(tmp_path / "weights" / "synthetic") == [".opt-mini-np.lock"]
 
 
 def test_a_home_that_is_a_file_is_refused_in_words(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Refused, match="OFFLOAD_LAB_HOME"):
-        weights.prepare("opt-mini", quietly, tmp_path / "file")
+        store.prepare("opt-mini", quietly, tmp_path / "file")
 
 
 def test_home_is_where_one_says_else_the_cache_else_the_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFLOAD_LAB_HOME", str(tmp_path / "a" / "b"))
-    assert weights.home() == tmp_path / "a" / "b"
+    assert store.home() == tmp_path / "a" / "b"
     monkeypatch.delenv("OFFLOAD_LAB_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert weights.home() == tmp_path / "cache" / "offload-lab"
+    assert store.home() == tmp_path / "cache" / "offload-lab"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert weights.home() == tmp_path / "me" / ".cache" / "offload-lab"
+    assert store.home() == tmp_path / "me" / ".cache" / "offload-lab"
     (tmp_path / "me").touch()  # nothing can be made below a file
-    assert weights.home().parent == Path(tempfile.gettempdir()) and str(os.getuid()) in weights.home().name
+    assert store.home().parent == Path(tempfile.gettempdir()) and str(os.getuid()) in store.home().name
     assert not (tmp_path / "a").exists() and not (tmp_path / "cache").exists()
 
 
@@ -570,15 +571,15 @@ def test_synthetic_tensors_have_the_scale_they_are_said_to(tensor, mean, deviati
 
 
 def test_without_a_tokenizer_the_ids_are_fixed_and_said_to_be(tmp_path):
-    prepared = weights.prepare("opt-mini", quietly, tmp_path)
-    assert prepared.prompt_ids == weights.FIXED_PROMPT_IDS and "no tokenizer files" in prepared.prompt
+    prepared = store.prepare("opt-mini", quietly, tmp_path)
+    assert prepared.prompt_ids == store.FIXED_PROMPT_IDS and "no tokenizer files" in prepared.prompt
     for model in models.KNOWN_MODELS.values():
-        assert max(weights.FIXED_PROMPT_IDS) < model.vocab_size
+        assert max(store.FIXED_PROMPT_IDS) < model.vocab_size
 
 
 @given(st.integers(5, 2000))
 def test_fixed_ids_fit_any_vocabulary_and_never_are_padding(vocab_size):
-    ids = weights._fixed_prompt_ids(models.OptModel("m", 1, 64, 4, vocab_size=vocab_size))
+    ids = store._fixed_prompt_ids(models.OptModel("m", 1, 64, 4, vocab_size=vocab_size))
     assert len(ids) == 7 and ids[0] == 2 and all(2 <= i < vocab_size for i in ids)
 
 
@@ -601,21 +602,21 @@ def test_with_tokenizer_files_the_ids_are_transformers_own_after_bos(folder, tmp
         vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"),
         bos_token="</s>", eos_token="</s>", unk_token="</s>", pad_token="<pad>",
     )
-    expected = oracle(weights.SENTENCE, add_special_tokens=False).input_ids
+    expected = oracle(store.SENTENCE, add_special_tokens=False).input_ids
     if form == "tokenizer.json":
         oracle.backend_tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "vocab.json").unlink()
         (folder / "merges.txt").unlink()
-    prepared = weights.prepare(str(folder), quietly, tmp_path / "home")
+    prepared = store.prepare(str(folder), quietly, tmp_path / "home")
     assert prepared.prompt == "tokenizer"
     assert prepared.prompt_ids == (2, *expected)
-    assert len(expected) < len(weights.SENTENCE)  # the merges were used
-    assert weights.prepare(str(folder), quietly, tmp_path / "home") == prepared  # kept beside the weights
+    assert len(expected) < len(store.SENTENCE)  # the merges were used
+    assert store.prepare(str(folder), quietly, tmp_path / "home") == prepared  # kept beside the weights
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": 5000}'])
 def test_a_tokenizer_that_cannot_be_used_is_said_and_the_ids_are_fixed(folder, tmp_path, text):
     write_tokenizer(folder)
     (folder / "vocab.json").write_text(text)
-    prepared = weights.prepare(str(folder), quietly, tmp_path / "home")
-    assert prepared.prompt_ids == weights.FIXED_PROMPT_IDS and str(folder) in prepared.prompt
+    prepared = store.prepare(str(folder), quietly, tmp_path / "home")
+    assert prepared.prompt_ids == store.FIXED_PROMPT_IDS and str(folder) in prepared.prompt

@@ -31,7 +31,7 @@ from helpers.sampling import Sampler
 from helpers.settings import RunSettings
 
 if TYPE_CHECKING:
-    from helpers.weights import Weights
+    from helpers.weights.store import Weights
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0

@@ -13,12 +13,13 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
-from helpers import homework, lab, machine_profiles, models, notebook, points, suite, weights
+from helpers import homework, lab, machine_profiles, models, notebook, points, suite
 from helpers.__main__ import REFUSED, main
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.machine_profiles import T4_COLAB
 from helpers.tables import REFERENCE
+from helpers.weights import store
 
 SPLIT = ("--percent", "100", "0", "100", "0", "100", "0")
 MEASURE = ("measure", "--device", "emulated", "--output", "out")
@@ -353,7 +354,7 @@ def test_tensors_named_like_paths_are_not_written_anywhere(here):
     (here / "model" / "config.json").write_text(json.dumps(OPT_CONFIG))
     save_file({"../../../evil": np.zeros(3, np.float16)}, here / "model" / "model.safetensors")
     with pytest.raises(Refused, match="its tensors are not those"):
-        weights.prepare(str(here / "model"), str, here / "home")
+        store.prepare(str(here / "model"), str, here / "home")
     assert not [path for path in here.rglob("*evil*")]
 
 
@@ -364,7 +365,7 @@ def test_a_shard_outside_its_folder_is_refused(here):
     index = {"weight_map": {"decoder.x": "../outside.safetensors", "decoder.y": str(here / "outside.safetensors")}}
     (here / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(Refused, match="outside"):
-        weights.prepare(str(here / "model"), str, here / "home")
+        store.prepare(str(here / "model"), str, here / "home")
 
 
 class Payload:
@@ -382,7 +383,7 @@ def test_a_pickle_with_code_in_it_is_refused_and_does_not_run(protocol, here):
     with open(here / "model" / "pytorch_model.bin", "wb") as file:
         pickle.dump(Payload(here / "ran"), file, protocol=protocol)
     with pytest.raises(Refused, match=r"pytorch_model\.bin"):
-        weights.prepare(str(here / "model"), str, here / "home")
+        store.prepare(str(here / "model"), str, here / "home")
     assert not (here / "ran").exists()
 
 
@@ -395,9 +396,9 @@ def test_symbolic_links_among_weights_are_not_followed_when_they_are_removed(her
     kept.mkdir(parents=True)
     (kept / "opt-mini-np").symlink_to(elsewhere)
     (kept / ".opt-mini-np.partial").symlink_to(elsewhere)
-    made = weights.prepare("opt-mini", str, here / "home")
+    made = store.prepare("opt-mini", str, here / "home")
     assert (elsewhere / "precious").read_text() == "kept" and os.listdir(elsewhere) == ["precious"]
-    assert not weights.broken_files(made.path / "opt-mini-np", models.resolve("opt-mini"))
+    assert not store.broken_files(made.path / "opt-mini-np", models.resolve("opt-mini"))
 
 
 # ---- environment variables

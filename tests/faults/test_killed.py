@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from factories import mini
-from helpers import lab, models, weights
+from helpers import lab, models
 from helpers.engine import launcher
 from helpers.results import Log
 from helpers.settings import Workload
+from helpers.weights import store
 
 SPLITS = ("100 0 100 0 100 0", "50 50 100 0 100 0", "50 0 100 0 100 0", "0 0 100 0 100 0")
 WORK = Workload(gpu_batch_size=1, prompt_len=16, gen_len=3)
@@ -76,7 +77,7 @@ def kill_and_go_on(command_line, tmp_path, moments):
     assert records[: len(kept)] == kept
     assert os.listdir(offload) == []
     kept_weights = home / "weights" / "synthetic"
-    assert not weights.broken_files(kept_weights / "opt-mini-np", models.EMULATED_MODEL)
+    assert not store.broken_files(kept_weights / "opt-mini-np", models.EMULATED_MODEL)
     assert sorted(os.listdir(kept_weights)) == [".opt-mini-np.lock", "opt-mini-np"]
 
 
@@ -211,5 +212,5 @@ def test_nobody_waits_for_a_lock_of_the_dead(command_line, tmp_path):
     maker.kill()
     maker.communicate()
     began = time.monotonic()
-    weights.prepare("opt-mini", str, tmp_path / "home")
+    store.prepare("opt-mini", str, tmp_path / "home")
     assert time.monotonic() - began < 60

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import checkpoint
-from helpers.checkpoint import CONFIG_FILE, TOKENIZER_FILES, WHOLE_FILES
 from helpers.errors import Refused
+from helpers.weights import checkpoint
+from helpers.weights.checkpoint import CONFIG_FILE, TOKENIZER_FILES, WHOLE_FILES
 
 GB = 10**9  # the hub counts in these
 
@@ -207,7 +207,7 @@ def _child(
 ) -> Iterator[tuple[queue.Queue[dict[str, Any]], Callable[[list[str]], None]]]:
     """The process that downloads: its messages, and `go(names)`, which it waits for. Gone when this ends."""
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
         **({} if accelerated else UNACCELERATED),
     }
@@ -215,7 +215,8 @@ def _child(
     with tempfile.TemporaryFile() as complaints:
         # A session of its own: Ctrl-C in a terminal reaches only us, and we stop it in order.
         child = subprocess.Popen(
-            [sys.executable, "-m", "helpers.hub", repo, revision or ""], env=environment, start_new_session=True,
+            [sys.executable, "-m", "helpers.weights.hub", repo, revision or ""], env=environment,
+            start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True,
         )
         assert child.stdin and child.stdout

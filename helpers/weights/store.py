@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from helpers import checkpoint, hub, models, paths, synthetic
+from helpers import models, paths
 from helpers.errors import Refused
 from helpers.models import FP16_BYTES, OptModel
 from helpers.units import GIB
+from helpers.weights import checkpoint, hub, synthetic
 
 THREADS = 4
 PROGRESS_EVERY_S = 10.0
