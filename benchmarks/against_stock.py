@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers import homework, lab  # noqa: E402
+from helpers import homework, lab, results  # noqa: E402
 from helpers.engine import direct_reader, launcher  # noqa: E402
 from helpers.errors import Refused  # noqa: E402
 from helpers.machine import drop_from_page_cache  # noqa: E402
@@ -182,7 +182,7 @@ class Bench:
             cwd=ROOT, stdout=sys.stderr,
         )
         wall_s = time.monotonic() - began_s
-        for record in lab.Log(output / lab.LOG_NAME):
+        for record in lab.Log(output / results.LOG_NAME):
             name = next(
                 (row.id for rows in homework.QUESTIONS.values() for row in rows
                  if self.settings(row.id) == record.settings), record.settings.key,

@@ -10,15 +10,14 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
+from helpers import paths
 from helpers.errors import Refused, say_warning
 from helpers.homework import QUESTIONS
 
 PERCENT = "GPU and CPU share of weights, of KV cache, of activations: WG WC CG CC AG AC; the rest goes to disk"
 DONE, FAILED, REFUSED = 0, 1, 2
-OUTPUT = Path(__file__).resolve().parents[1] / "outputs"  # the project's, from whatever folder the command is run
 PREDICTED_WITHIN = 0.1  # about what predictions are off by on the mean, on machines they were judged on: README.md
 NOTEBOOKS_WITHOUT_RUNS = ("machine", "explore")  # of the homework's; `run` takes their names too
 
@@ -83,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{names}; none: every notebook")
     run.add_argument("--device", default="auto", help="auto, cuda or emulated")
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
-    run.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
+    run.add_argument("--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR",
+                        help="default: outputs/ of the project")
     run.add_argument("--page-cache", default="natural", help="natural or cold")
     run.add_argument("--repeats", type=int, default=3, metavar="N",
                      help="times that each run is measured, fewer once that took a minute (default: 3)")
@@ -100,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--repeats", type=int, default=3, metavar="N",
                          help="times to measure, fewer once that took a minute (default: 3)")
     measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
-    measure.add_argument("--output", default=str(OUTPUT), metavar="DIR", help="default: outputs/ of the project")
+    measure.add_argument("--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR",
+                        help="default: outputs/ of the project")
     measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
     measure.add_argument("--json", action="store_true")
     measure.set_defaults(command=_measure)
@@ -191,7 +192,7 @@ def _settings(options: argparse.Namespace, device: str, **more: Any) -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from helpers import forecast, homework, lab, models, paths
+    from helpers import forecast, homework, lab, models, results
 
     device = lab.choose_device(options.device)
     if options.page_cache not in ("natural", "cold"):
@@ -214,7 +215,7 @@ def _run(options: argparse.Namespace) -> int:
         unknown = list(plan) if options.fresh else lab.without_figures(plan, output)
         for name, settings in plan.items():
             print(f"{name:18} {'would run' if name in unknown else 'known':10} {lab.describe(settings)}")
-        _say(f"{len(unknown)} of {len(plan)} runs would start; results are kept in {output / lab.LOG_NAME}")
+        _say(f"{len(unknown)} of {len(plan)} runs would start; results are kept in {output / results.LOG_NAME}")
         return DONE
 
     from helpers import suite
@@ -241,7 +242,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from helpers import lab, paths
+    from helpers import lab, paths, results
 
     device = lab.choose_device(options.device)
     settings = _settings(
@@ -252,7 +253,7 @@ def _measure(options: argparse.Namespace) -> int:
     known = not options.fresh and not lab.without_figures({"it": settings}, output)
     sweep = lab.run(settings, output, fresh=options.fresh, offload_root=options.offload_dir, say=_say)
     (record,) = sweep.records.values()
-    log = output / lab.LOG_NAME
+    log = output / results.LOG_NAME
     if known:
         _say(f"known since {record.started_at}, measured earlier and recorded in {log}; --fresh measures again")
     else:

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers import paths
 from helpers.errors import Refused
 
-ROOT = Path(__file__).resolve().parents[1]
 # An underscore is in no account's name on GitHub: what is not stamped yet points to nobody's code.
 UNSTAMPED = "YOUR_NAME/offload-lab"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]+"
@@ -25,7 +25,7 @@ def badge(repository: str, path: str) -> str:
     return f"[![Open in Colab]({image})](https://colab.research.google.com/github/{repository}/blob/main/{path})"
 
 
-def stamp(repository: str, root: Path = ROOT) -> list[Path]:
+def stamp(repository: str, root: Path = paths.ROOT) -> list[Path]:
     """Have every badge and first cell point to `repository`; returns the files that changed.
 
     Raises Refused for what is no `owner/name` on GitHub.
@@ -43,7 +43,7 @@ def stamp(repository: str, root: Path = ROOT) -> list[Path]:
     return changed
 
 
-def from_remote(root: Path = ROOT) -> str:
+def from_remote(root: Path = paths.ROOT) -> str:
     """The repository on GitHub that the clone's `origin` is. Raises Refused if there is none."""
     git = subprocess.run(["git", "-C", str(root), "remote", "get-url", "origin"], capture_output=True, text=True)
     found = re.search(rf"github\.com[:/]({REPOSITORY}?)(?:\.git)?/?\s*$", git.stdout)

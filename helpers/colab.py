@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from helpers import paths
 from helpers.errors import Refused
 
-ROOT = Path(__file__).resolve().parents[1]
 DRIVE = Path("/content/drive")
 APT_LIMIT_S = 120.0
 
@@ -34,7 +34,7 @@ def set_up() -> None:
 
     Called again it finds everything there and only checks.
     """
-    install_missing(ROOT / "requirements.txt")
+    install_missing(paths.ROOT / "requirements.txt")
     if on_colab():
         install_iostat()
     from helpers import doctor

@@ -38,7 +38,7 @@ def check(offload_root: Path | None = None, output_dir: Path | None = None) -> l
     root = offload_root or store.home() / "offload"
     device = lab.choose_device("auto")
     checks = [_gpu(device), _memory(device), _disk(root), _packages(), _iostat(), _weights(device, root)]
-    return checks + _homework(device, output_dir or lab.DEFAULT_OUTPUT)
+    return checks + _homework(device, output_dir or paths.DEFAULT_OUTPUT)
 
 
 def as_json(checks: list[Check]) -> dict:
@@ -96,7 +96,7 @@ def _disk(root: Path) -> Check:
 
 
 def _packages() -> Check:
-    requirements = lab.ROOT / "requirements.txt"
+    requirements = paths.ROOT / "requirements.txt"
     missing = colab.missing(requirements)
     if missing:
         return Check("FAIL", "packages", f"missing: {' '.join(missing)}; pip install them")

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import machine, memory_check, models, paths
+from helpers import machine, memory_check, models, paths, results
 from helpers.engine import launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.engine.emulation import EMULATED_T4
@@ -23,10 +23,6 @@ from helpers.placement import Placement, place
 from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import RunSettings
 from helpers.weights import store
-
-ROOT = Path(__file__).resolve().parents[1]
-DEFAULT_OUTPUT = ROOT / "outputs"
-LOG_NAME = "results.jsonl"
 
 REPEAT_BUDGET_S = 60.0  # no further repeat once this much has been measured
 RUN_LIMIT_S = 1800.0
@@ -55,7 +51,7 @@ def _torch_has_cuda() -> bool:
 
 def run(
     settings: RunSettings | Mapping[str, RunSettings],
-    output_dir: Path | str = DEFAULT_OUTPUT,
+    output_dir: Path | str = paths.DEFAULT_OUTPUT,
     *,
     fresh: bool = False,
     offload_root: Path | str | None = None,
@@ -73,7 +69,7 @@ def run(
     """
     if not isinstance(fresh, bool):
         raise Refused(f"fresh {fresh!r}: neither True nor False")
-    log = Log(paths.folder(output_dir, "output folder") / LOG_NAME)
+    log = Log(paths.folder(output_dir, "output folder") / results.LOG_NAME)
     root = store.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
     named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
     wanted = list(named.values())
@@ -114,7 +110,7 @@ def run(
 def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) -> list[str]:
     """The names of those settings that have no finished result in the output folder, by this machine and method."""
     keys = {name: run_key(one, describe_machine(one.device)) for name, one in named.items()}
-    known = _known(Log(Path(output_dir) / LOG_NAME), {key: named[name] for name, key in keys.items()})
+    known = _known(Log(Path(output_dir) / results.LOG_NAME), {key: named[name] for name, key in keys.items()})
     return [name for name, key in keys.items() if key not in known]
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from IPython.display import Markdown, display
 
-from helpers import colab, figures, forecast, lab, paths, tables
+from helpers import colab, figures, forecast, lab, paths, results, tables
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused, say_warning
@@ -64,7 +64,7 @@ class Page:
             display(Markdown(
                 f"Left out here, for the homework does not ask for it and it would take {forecast.in_words(seconds)}: "
                 f"{name}. This makes it (in Colab with a ! before it), and this page then shows it: "
-                f"`cd {shlex.quote(str(lab.ROOT))} && {shlex.join(measure)}`"
+                f"`cd {shlex.quote(str(paths.ROOT))} && {shlex.join(measure)}`"
             ))
         return left
 
@@ -78,7 +78,7 @@ class Page:
         lines = [f"{done} of {len(sweep.records)} runs have figures."]
         for name, record in sweep.failed.items():
             lines.append(f"- **{name} failed** ({record.failure.kind}): {record.failure.message}")
-        lines.append(f"\nResults: `{self.output / lab.LOG_NAME}`; tables and figures beside it.")
+        lines.append(f"\nResults: `{self.output / results.LOG_NAME}`; tables and figures beside it.")
         display(Markdown("\n".join(lines)))
 
 
@@ -93,7 +93,7 @@ def start(device: str = "auto", output_dir: str = "") -> Page:
     chosen = lab.choose_device(device)
     if not isinstance(output_dir, str):
         raise Refused(f"output_dir {output_dir!r}: not a path")
-    output = lab.ROOT / (os.path.expanduser(output_dir) or lab.DEFAULT_OUTPUT)
+    output = paths.ROOT / (os.path.expanduser(output_dir) or paths.DEFAULT_OUTPUT)
     colab.mount_drive(output)
     output = paths.folder(output, "output_dir")
     if chosen == "emulated":

@@ -9,6 +9,9 @@ from typing import Any
 
 from helpers.errors import Refused
 
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_OUTPUT = ROOT / "outputs"
+
 
 def folder(given: Any, what: str) -> Path:
     """The folder that `given` means, `~` among it, which may not exist yet; makes nothing.

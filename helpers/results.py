@@ -19,6 +19,7 @@ from helpers.errors import Refused
 from helpers.models import OptModel
 from helpers.settings import Frozen, RunSettings, in_one_line
 
+LOG_NAME = "results.jsonl"
 SCHEMA_VERSION = 1
 # Raised whenever a change to the laboratory changes what a figure means; known results are then
 # measured again.

@@ -17,7 +17,7 @@ from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 from traitlets.config import Config
 
-from helpers import lab, paths, points, report
+from helpers import paths, points, report, results
 from helpers.engine import launcher
 from helpers.errors import Refused
 
@@ -29,7 +29,7 @@ NOTEBOOKS = {
     "q4": "04_disk_io.ipynb",
     "explore": "05_explore_splits.ipynb",
 }
-NOTEBOOK_FOLDER = lab.ROOT / "notebooks"
+NOTEBOOK_FOLDER = paths.ROOT / "notebooks"
 # A kernel that ends in the middle of a cell logs that nobody takes the answer; what a cell says or raises is no log.
 QUIET = "--IPKernelApp.log_level=CRITICAL"
 LONGEST_SOCKET_NAME = 100  # bytes; Linux takes 107, macOS 103
@@ -69,7 +69,7 @@ def run(
         if name not in NOTEBOOKS:
             raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
         _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
-    paths.check_writable(output_dir / lab.LOG_NAME)
+    paths.check_writable(output_dir / results.LOG_NAME)
     # Else the debugger in a kernel, which nobody uses here, warns of Python's frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     os.environ[launcher.OWN_KERNEL] = "1"
@@ -87,7 +87,7 @@ def run(
 
 def write_report(output_dir: Path) -> list[Path]:
     """The report of everything in the output folder's log. Raises Refused if there is nothing in it."""
-    return report.write(points.read(output_dir / lab.LOG_NAME), output_dir)
+    return report.write(points.read(output_dir / results.LOG_NAME), output_dir)
 
 
 def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def _connection(sockets: str) -> Config:
 
 
 def _set_results_aside(output_dir: Path) -> None:
-    log = output_dir / lab.LOG_NAME
+    log = output_dir / results.LOG_NAME
     if log.exists() and log.stat().st_size:
         when = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         aside = log.with_name(f"results-until-{when}.jsonl")

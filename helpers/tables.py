@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from helpers import analysis
+from helpers import analysis, paths
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.disk_readers import DIRECT, STOCK
 from helpers.analysis.offload_sweep import STEPS, number
@@ -21,7 +21,7 @@ from helpers.points import Point, Rows, homework_rows, names, read_csv
 
 NOT_KNOWN = "—"
 MORE_THAN_THEORY = 1.02  # times a theoretical ceiling: what a rounded one and a timer explain
-REFERENCE = Path(__file__).resolve().parent.parent / "outputs" / "reference" / "t4-colab" / "figures.csv"
+REFERENCE = paths.ROOT / "outputs" / "reference" / "t4-colab" / "figures.csv"
 
 
 @dataclass(frozen=True)

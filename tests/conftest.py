@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from helpers import lab, machine
+from helpers import machine, paths
 
 # However slow or busy the machine is, a test says the same.
 settings.register_profile("at its own pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,5 +47,5 @@ def _folder_on_a_disk(temporary):
     """Where /tmp is memory, the disk tier would be refused there."""
     if not machine.disk_of(temporary).is_memory:
         return temporary
-    lab.DEFAULT_OUTPUT.mkdir(exist_ok=True)
-    return lab.DEFAULT_OUTPUT
+    paths.DEFAULT_OUTPUT.mkdir(exist_ok=True)
+    return paths.DEFAULT_OUTPUT

@@ -10,17 +10,17 @@ import subprocess
 import nbformat
 import pytest
 
-from helpers import badges, lab
+from helpers import badges, paths
 from helpers.errors import Refused
 
-NOTEBOOKS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture
 def project(tmp_path):
     """A copy of what is stamped."""
-    shutil.copy(lab.ROOT / "README.md", tmp_path)
-    shutil.copytree(lab.ROOT / "notebooks", tmp_path / "notebooks")
+    shutil.copy(paths.ROOT / "README.md", tmp_path)
+    shutil.copytree(paths.ROOT / "notebooks", tmp_path / "notebooks")
     return tmp_path
 
 
@@ -43,12 +43,12 @@ def test_a_notebook_has_one_badge_and_it_opens_that_notebook(path):
 
 
 def test_the_readme_has_a_badge_for_every_notebook():
-    files = [file for _, file in links(lab.ROOT / "README.md")]
+    files = [file for _, file in links(paths.ROOT / "README.md")]
     assert sorted(set(files)) == [f"notebooks/{path.name}" for path in NOTEBOOKS]
 
 
 def test_every_badge_points_to_one_repository():
-    assert len({repository for path in (lab.ROOT / "README.md", *NOTEBOOKS) for repository, _ in links(path)}) == 1
+    assert len({repository for path in (paths.ROOT / "README.md", *NOTEBOOKS) for repository, _ in links(path)}) == 1
 
 
 def test_nobody_owns_what_an_unstamped_badge_points_to():

@@ -14,13 +14,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import __main__, colab, doctor, forecast, homework, lab, machine, machine_profiles, notebook
+from helpers import __main__, colab, doctor, forecast, homework, lab, machine, machine_profiles, notebook, paths
 from helpers.errors import Refused
 from helpers.weights import store
 
-NOTEBOOKS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
 FIRST_CELL = next(cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code")
-COLAB_PYTHON = lab.ROOT / ".venv-colab" / "bin" / "python"  # with Colab's Jupyter: see the Makefile
+COLAB_PYTHON = paths.ROOT / ".venv-colab" / "bin" / "python"  # with Colab's Jupyter: see the Makefile
 
 
 def run_cell(folder: Path, times: int = 1, **environment: str) -> subprocess.CompletedProcess:
@@ -100,7 +100,7 @@ def test_a_clone_that_fails_stops_the_cell_with_gits_own_words(tmp_path):
 
 def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harmless(tmp_path):
     before = colab.installed()
-    ran = run_cell(lab.ROOT / "notebooks", times=2)
+    ran = run_cell(paths.ROOT / "notebooks", times=2)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert all(line.startswith(("[OK]", "[warn]")) for line in lines), ran.stdout
@@ -113,8 +113,8 @@ def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harml
 
 def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", "import helpers.colab as c; print(c.missing(c.ROOT / 'requirements.txt'))"],
-        cwd=lab.ROOT, capture_output=True, text=True,
+        [sys.executable, "-S", "-c", "import helpers.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))"],
+        cwd=paths.ROOT, capture_output=True, text=True,
     )
     assert "papermill" in ran.stdout and "torch" in ran.stdout, ran.stderr
 
@@ -150,7 +150,7 @@ def image(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(registry), "PIP_CONFIG_FILE": os.devnull}
-    environment["PYTHONPATH"] = str(lab.ROOT)
+    environment["PYTHONPATH"] = str(paths.ROOT)
     python = folder / "venv" / "bin" / "python"
     subprocess.run([str(python), "-m", "pip", "install", "-q", "frontend==1.0"], check=True, env=environment)
 
@@ -267,7 +267,7 @@ def test_a_cpu_runtime_hears_how_to_get_a_gpu(monkeypatch, tmp_path):
 
 def test_a_package_too_old_is_named(monkeypatch, tmp_path):
     (tmp_path / "requirements.txt").write_text("pandas>=99  # why\njupyter>=99\n")
-    monkeypatch.setattr(lab, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     (found,) = (check for check in doctor.check(tmp_path) if check.name == "packages")
     assert found.status == "FAIL" and "pandas" in found.text and ">=99" in found.text
 
@@ -284,8 +284,8 @@ def test_weights_that_are_there_are_known_without_making_any(tmp_path):
 
 def test_doctor_on_the_command_line_says_the_same_and_its_exit_code_follows(tmp_path):
     command = [sys.executable, "-m", "helpers", "doctor"]
-    plain = subprocess.run(command, cwd=lab.ROOT, capture_output=True, text=True)
-    as_json = subprocess.run([*command, "--json"], cwd=lab.ROOT, capture_output=True, text=True)
+    plain = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True)
+    as_json = subprocess.run([*command, "--json"], cwd=paths.ROOT, capture_output=True, text=True)
     report = json.loads(as_json.stdout)
     assert [line[7:].split(":")[0] for line in plain.stdout.splitlines()] == [c["name"] for c in report["checks"]]
     assert plain.returncode == as_json.returncode == (0 if report["ready"] else 1)
@@ -375,7 +375,7 @@ def test_what_is_left_out_can_be_had_by_the_command_that_is_shown(tmp_path, monk
     for name, text in zip(homework.BESIDE, shown):
         assert name in text and "about 3 min" in text
         words = shlex.split(text.split("`")[1])
-        assert words[:3] == ["cd", str(lab.ROOT), "&&"]
+        assert words[:3] == ["cd", str(paths.ROOT), "&&"]
         options = __main__._parser().parse_args(words[words.index("measure"):])
         settings = __main__._settings(
             options, "cuda", page_cache=options.page_cache, disk_reader=options.disk_reader, repeats=options.repeats
@@ -409,7 +409,7 @@ def test_a_forecast_is_no_more_exact_than_it_is(seconds, words):
 def test_every_notebook_runs_in_colabs_jupyter(tmp_path):
     ran = subprocess.run(
         [str(COLAB_PYTHON), "-m", "helpers", "run", "--device", "emulated", "--output", str(tmp_path)],
-        cwd=lab.ROOT, capture_output=True, text=True,
+        cwd=paths.ROOT, capture_output=True, text=True,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert (tmp_path / "report.html").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from factories import at_phase, workers
-from helpers import __main__, homework, lab, models, suite
+from helpers import homework, lab, models, paths, results, suite
 from helpers.__main__ import DONE, FAILED, REFUSED, main
 from helpers.engine import launcher
 from helpers.placement import place
@@ -44,7 +44,7 @@ def test_measure_prints_one_json_object_and_nothing_else(tmp_path, capfd):
     printed = capfd.readouterr().out
     figures = json.loads(printed)
     assert printed.count("\n") == 1
-    (record,) = Log(tmp_path / lab.LOG_NAME)
+    (record,) = Log(tmp_path / results.LOG_NAME)
     assert (figures["status"], figures["device"]) == ("done", "emulated")
     for name in ("total_throughput_tok_s", "peak_gpu_mem_gib", "bytes_from_disk", "bytes_expected_from_disk"):
         assert figures[name] == getattr(record, name), name
@@ -56,7 +56,7 @@ def test_measure_for_people_names_each_figure(tmp_path, capfd):
     printed = capfd.readouterr().out
     assert "total_throughput_tok_s" in printed and "measured on the emulated GPU" in printed
     lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
-    (record,) = Log(tmp_path / lab.LOG_NAME)
+    (record,) = Log(tmp_path / results.LOG_NAME)
     assert float(lines["total_latency_s"]) == pytest.approx(record.total_latency_s, rel=1e-3)
     assert len(lines["total_latency_s"]) < len(str(record.total_latency_s))
     assert lines["achieved"] == "100.0 % GPU" and "reason" not in lines
@@ -81,7 +81,7 @@ def test_every_option_of_flexgen_reaches_the_run(tmp_path, capfd):
     options = ["--num-gpu-batches", "2", "--compress-weight", "--overlap", "false", "--pin-weight", "no",
                "--cpu-cache-compute", "--page-cache", "cold"]
     assert measure(*options, output=tmp_path) == DONE
-    (record,) = Log(tmp_path / lab.LOG_NAME)
+    (record,) = Log(tmp_path / results.LOG_NAME)
     settings = record.settings
     assert settings.workload.num_gpu_batches == 2 and settings.compress_weight and settings.cpu_cache_compute
     assert not settings.overlap and not settings.pin_weight and settings.page_cache == "cold"
@@ -91,7 +91,7 @@ def test_a_reader_that_has_had_enough_is_no_failure():
     asked = [sys.executable, "-m", "helpers", "place", "--percent", "100", "0", "100", "0", "100", "0", "--json"]
     reads, writes = os.pipe()
     os.close(reads)
-    done = subprocess.run(asked, cwd=lab.ROOT, stdout=writes, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(asked, cwd=paths.ROOT, stdout=writes, stderr=subprocess.PIPE, text=True)
     os.close(writes)
     assert (done.returncode, done.stderr) == (DONE, "")
 
@@ -119,7 +119,7 @@ def test_what_was_interrupted_is_1_and_says_how_to_go_on(monkeypatch, capsys, tm
 def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_path, capfd):
     assert measure("--json", output=tmp_path) == DONE
     first = capfd.readouterr()
-    log = str(tmp_path / lab.LOG_NAME)
+    log = str(tmp_path / results.LOG_NAME)
     assert f"recorded in {log}" in first.err and "known since" not in first.err
     assert measure("--json", output=tmp_path) == DONE
     again = capfd.readouterr()
@@ -364,8 +364,7 @@ def test_from_another_folder_paths_are_the_callers_and_the_default_is_the_projec
     command = [sys.executable, "-m", "helpers", "measure", "--percent", "100", "0", "100", "0", "100", "0", *SHORT,
                "--json", "--output", "mine"]
     ran = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(lab.ROOT)}, capture_output=True, text=True)
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(paths.ROOT)}, capture_output=True, text=True)
     assert ran.returncode == DONE, ran.stderr
     assert json.loads(ran.stdout)["status"] == "done"
-    assert len(list(Log(tmp_path / "mine" / lab.LOG_NAME))) == 1
-    assert str(lab.DEFAULT_OUTPUT) == str(__main__.OUTPUT)
+    assert len(list(Log(tmp_path / "mine" / results.LOG_NAME))) == 1

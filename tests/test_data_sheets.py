@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from hypothesis import given, strategies as st
 
-from helpers import data_sheets, lab, machine, tables
+from helpers import data_sheets, machine, paths, tables
 from helpers.data_sheets import DATA_SHEETS, Nameplate
 from helpers.machine import MachineCeilings
 
@@ -173,7 +173,7 @@ def test_an_older_nvml_without_a_call_is_no_error(driver, monkeypatch):
 # ---- kept and shown
 
 
-KEPT = (lab.ROOT / "outputs" / "reference" / "h200" / "machine.json").read_text(encoding="utf-8")
+KEPT = (paths.ROOT / "outputs" / "reference" / "h200" / "machine.json").read_text(encoding="utf-8")
 
 
 def ceilings(**more):

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from factories import make_record
-from helpers import explorer, homework, lab, machine_profiles, search
+from helpers import explorer, homework, lab, machine_profiles, results, search
 from helpers.errors import Refused
 from helpers.explorer import lettering, split_map as split_maps
 from helpers.explorer.bench import EMULATED, _measured_profile, emulated_profile, open_bench
@@ -231,7 +231,7 @@ def logged(bench, percent, latencies, **options):
 
 def test_measured_runs_lie_over_the_predictions(tmp_path):
     bench = open_bench("emulated", tmp_path)
-    log = Log(tmp_path / lab.LOG_NAME)
+    log = Log(tmp_path / results.LOG_NAME)
     log.append(logged(bench, "50 50 100 0 100 0", ((0.1, 0.1),)))
     log.append(logged(bench, "0 0 100 0 100 0", ((3.0, 3.0),)))
     log.append(logged(bench, "0 0 100 0 100 0", ((3.0, 3.0),), compress_weight=True))
@@ -250,7 +250,7 @@ def test_measured_runs_lie_over_the_predictions(tmp_path):
 
 
 def test_the_emulated_profile_is_calibrated_on_the_sweep_and_says_on_what(tmp_path):
-    Log(tmp_path / lab.LOG_NAME).append(logged(open_bench("emulated", tmp_path), "0 0 100 0 100 0", ((0.9, 6.0),)))
+    Log(tmp_path / results.LOG_NAME).append(logged(open_bench("emulated", tmp_path), "0 0 100 0 100 0", ((0.9, 6.0),)))
     bench = open_bench("emulated", tmp_path)
     state = at(bench, weights_gpu=0, weights_cpu=0)
     measured = view(state, bench, bench.measured(EMULATED)).measured
@@ -264,7 +264,8 @@ def test_the_emulated_profile_is_calibrated_on_the_sweep_and_says_on_what(tmp_pa
 
 
 def test_a_log_without_sense_leaves_the_profile_alone(tmp_path):
-    Log(tmp_path / lab.LOG_NAME).append(logged(open_bench("emulated", tmp_path), "0 0 100 0 100 0", ((1e-7, 1e-7),)))
+    senseless = logged(open_bench("emulated", tmp_path), "0 0 100 0 100 0", ((1e-7, 1e-7),))
+    Log(tmp_path / results.LOG_NAME).append(senseless)
     bench = open_bench("emulated", tmp_path)
     assert bench.machines[EMULATED] == emulated_profile(lab.describe_machine("emulated"))
     assert bench.calibrated_on == open_bench("emulated", tmp_path / "empty").calibrated_on
@@ -382,7 +383,7 @@ def sliders(tmp_path, monkeypatch):
         on_phase("opt-mini: warm-up")
         made.said = made.message.value
         record = logged(made.bench, str(settings.split), ((0.1, 0.1),))
-        Log(output / lab.LOG_NAME).append(record)
+        Log(output / results.LOG_NAME).append(record)
         return lab.Sweep({"one": record})
 
     monkeypatch.setattr(lab, "run", run)

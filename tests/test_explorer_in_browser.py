@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import lab
+from helpers import paths, results
 from helpers.results import Log
 
 try:
@@ -33,9 +33,9 @@ except ImportError:
     pytest.skip("playwright is missing: requirements-dev.txt", allow_module_level=True)
 
 CHROMIUM = shutil.which("chromium")
-COLAB_PYTHON = lab.ROOT / ".venv-colab" / "bin" / "python"
-NOTEBOOK = lab.ROOT / "notebooks" / "05_explore_splits.ipynb"
-SCREENSHOTS = lab.DEFAULT_OUTPUT / "screenshots"
+COLAB_PYTHON = paths.ROOT / ".venv-colab" / "bin" / "python"
+NOTEBOOK = paths.ROOT / "notebooks" / "05_explore_splits.ipynb"
+SCREENSHOTS = paths.DEFAULT_OUTPUT / "screenshots"
 TOKEN = "sliders"
 PATIENCE_MS = 120_000
 CHROMIUM_ARGUMENTS = [
@@ -86,8 +86,8 @@ def front_end(request):
 @pytest.fixture
 def project(tmp_path):
     """A copy of the notebook, saved to as it runs, beside the laboratory itself; its results go to `out`."""
-    (tmp_path / "helpers").symlink_to(lab.ROOT / "helpers")
-    (tmp_path / "requirements.txt").symlink_to(lab.ROOT / "requirements.txt")
+    (tmp_path / "helpers").symlink_to(paths.ROOT / "helpers")
+    (tmp_path / "requirements.txt").symlink_to(paths.ROOT / "requirements.txt")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     cell.source = (
@@ -202,7 +202,7 @@ class Sliders:
 
 @pytest.mark.timeout(600)
 def test_sliders_move_measure_and_show(front_end, project, tmp_path):
-    log = project / "out" / lab.LOG_NAME
+    log = project / "out" / results.LOG_NAME
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with serving(front_end, project) as address, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch_persistent_context(

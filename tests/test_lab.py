@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from factories import MACHINE, at_phase, done, mini, quiet, run_one, save_config, workers
-from helpers import lab
+from helpers import lab, paths, results
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.models import EMULATED_MODEL
@@ -29,7 +29,7 @@ def no_run(monkeypatch):
 
 
 def log_of(folder):
-    return list(Log(folder / lab.LOG_NAME))
+    return list(Log(folder / results.LOG_NAME))
 
 
 # ---- what is known
@@ -84,8 +84,8 @@ def test_another_model_in_the_same_folder_is_not_known(tmp_path):
 def test_a_record_of_other_settings_is_not_known_whatever_its_key(tmp_path):
     asked, other = mini(), mini("50 50 100 0 100 0")
     record = run_one(other, tmp_path)
-    (tmp_path / lab.LOG_NAME).unlink()
-    Log(tmp_path / lab.LOG_NAME).append(record.model_copy(update={"key": lab.run_key(asked, record.machine)}))
+    (tmp_path / results.LOG_NAME).unlink()
+    Log(tmp_path / results.LOG_NAME).append(record.model_copy(update={"key": lab.run_key(asked, record.machine)}))
     assert lab.without_figures({"asked": asked}, tmp_path) == ["asked"]
     assert run_one(asked, tmp_path).settings == asked
 
@@ -101,7 +101,7 @@ def test_what_a_killed_run_left_goes_when_all_is_known_too(tmp_path):
 def test_a_line_cut_off_by_a_crash_costs_that_run_only(tmp_path):
     settings = {"a": mini(), "b": mini("50 50 100 0 100 0")}
     first = lab.run(settings, tmp_path, say=quiet)
-    log = tmp_path / lab.LOG_NAME
+    log = tmp_path / results.LOG_NAME
     os.truncate(log, log.stat().st_size - 100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -250,5 +250,5 @@ def test_an_error_between_two_repeats_keeps_the_first(tmp_path, monkeypatch):
 
 def test_from_any_folder_the_default_output_is_the_projects(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert lab.DEFAULT_OUTPUT == lab.ROOT / "outputs" and (lab.ROOT / "helpers" / "lab.py").is_file()
+    assert paths.DEFAULT_OUTPUT == paths.ROOT / "outputs" and (paths.ROOT / "helpers" / "lab.py").is_file()
     done(run_one(mini(), tmp_path / "out"))

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from factories import at_phase, done, mini, quiet, run_one, workers
-from helpers import lab
+from helpers import lab, paths, results
 from helpers.engine import launcher, worker
 from helpers.results import Log
 from helpers.settings import Workload
@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_is_a_record_and_the_next_one_runs(monkeypatch, tmp
     assert len(seen) == 1
     assert_nothing_is_left(root, seen)
     done(run_one(mini(), tmp_path, offload_root=root))
-    assert [record.status for record in Log(tmp_path / lab.LOG_NAME)] == ["failed", "done"]
+    assert [record.status for record in Log(tmp_path / results.LOG_NAME)] == ["failed", "done"]
 
 
 @pytest.mark.parametrize("how, name", [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGTERM, "SIGTERM")])
@@ -102,7 +102,7 @@ def test_in_a_kernel_of_its_own_a_suite_leaves_nothing_in_the_group_that_a_kerne
     script += "; print(*(os.getpgid(child.pid) == os.getpgrp() for child in psutil.Process().children()))"
     environment = {name: value for name, value in os.environ.items() if name != launcher.OWN_KERNEL}
     said = subprocess.run(
-        [sys.executable, "-c", script], env=environment | ({launcher.OWN_KERNEL: "1"} if own else {}), cwd=lab.ROOT,
+        [sys.executable, "-c", script], env=environment | ({launcher.OWN_KERNEL: "1"} if own else {}), cwd=paths.ROOT,
         stdout=subprocess.PIPE, text=True, timeout=GONE_WITHIN_S, check=True,
     ).stdout
     assert said.split() == [str(not own)] * 2  # the server that runs are forked from, and the resource tracker
@@ -145,7 +145,7 @@ def test_repeats_before_a_failure_are_kept(monkeypatch, tmp_path, root):
     at_phase(monkeypatch, "measured", lambda: kill(workers()), occurrence=3)
     record = failed(run_one(mini(repeats=4), tmp_path, offload_root=root), "killed")
     assert len(record.repeats) == 2 and record.total_throughput_tok_s > 0
-    (kept,) = Log(tmp_path / lab.LOG_NAME)
+    (kept,) = Log(tmp_path / results.LOG_NAME)
     assert kept == record
 
 
@@ -159,7 +159,7 @@ def test_repeats_before_an_interrupt_are_kept(monkeypatch, tmp_path, root):
     at_phase(monkeypatch, "measured", interrupt, occurrence=2)
     with pytest.raises(KeyboardInterrupt):
         run_one(mini(repeats=3), tmp_path, offload_root=root)
-    (record,) = Log(tmp_path / lab.LOG_NAME)
+    (record,) = Log(tmp_path / results.LOG_NAME)
     assert len(failed(record, "interrupted").repeats) == 1
     assert len(seen) == 1
     assert_nothing_is_left(root, seen)
@@ -288,7 +288,7 @@ def test_two_runs_at_once_have_each_their_own_files(tmp_path, root):
     script = program(tmp_path, root, {"run": "40 40 100 0 100 0"}, gen_len=4)
     both = [subprocess.Popen([sys.executable, script, tmp_path / name]) for name in ("one", "two")]
     assert [process.wait(timeout=120) for process in both] == [0, 0]
-    one, two = ([*Log(tmp_path / name / lab.LOG_NAME)] for name in ("one", "two"))
+    one, two = ([*Log(tmp_path / name / results.LOG_NAME)] for name in ("one", "two"))
     assert done(one[0]).generated_tokens == done(two[0]).generated_tokens != ()
     assert_nothing_is_left(root)
 
@@ -301,7 +301,7 @@ def program(tmp_path, root, percents, gen_len):
     path = tmp_path / "sweep.py"
     path.write_text(textwrap.dedent(f"""
         import sys
-        sys.path[:0] = [{str(lab.ROOT)!r}, {str(Path(__file__).parent)!r}]
+        sys.path[:0] = [{str(paths.ROOT)!r}, {str(Path(__file__).parent)!r}]
         from factories import mini, quiet
         from helpers import lab
         from helpers.engine import launcher
@@ -344,7 +344,7 @@ def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on_from_there(swee
     os.killpg(sweep.pid, signal.SIGINT)  # as Ctrl-C in a terminal does: to all that is in the foreground
     assert sweep.wait(timeout=GONE_WITHIN_S) != 0
     assert_nothing_is_left(root, sweep.children)
-    first, second = Log(tmp_path / "out" / lab.LOG_NAME)
+    first, second = Log(tmp_path / "out" / results.LOG_NAME)
     done(first)
     failed(second, "interrupted")
     work = Workload(gpu_batch_size=1, prompt_len=16, gen_len=60)
@@ -362,7 +362,7 @@ def test_a_killed_program_takes_its_run_along_and_the_next_clears_up(sweep, tmp_
     _, alive = psutil.wait_procs(sweep.children, timeout=GONE_WITHIN_S)
     assert alive == []
     assert len(list(root.glob("run-*"))) == 1  # nobody was there to remove it
-    (first,) = Log(tmp_path / "out" / lab.LOG_NAME)
+    (first,) = Log(tmp_path / "out" / results.LOG_NAME)
     done(first)
     done(run_one(mini("50 50 100 0 100 0"), tmp_path, offload_root=root))
     assert_nothing_is_left(root)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from factories import done, mini, quiet, run_one
-from helpers import lab
+from helpers import paths
 from helpers.engine import mends, worker
 from helpers.weights import store
 
@@ -68,7 +68,7 @@ def cpu(backend):
 def test_flexgen_is_imported_without_transformers():
     code = "import sys; from helpers.engine import mends; flex_opt = mends.import_flexgen(); " \
            "assert flex_opt.OptLM and 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=lab.ROOT, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=True)
 
 
 def test_a_transformers_that_is_there_stays_there(monkeypatch):

@@ -7,9 +7,9 @@ import ast
 import nbformat
 import pytest
 
-from helpers import lab, suite
+from helpers import paths, suite
 
-PATHS = sorted((lab.ROOT / "notebooks").glob("*.ipynb"))
+PATHS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
 NOTEBOOKS = {path.name: nbformat.read(path, as_version=4) for path in PATHS}
 MOST_LINES = 25
 

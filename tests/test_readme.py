@@ -10,15 +10,15 @@ import sys
 
 import pytest
 
-from helpers import __main__ as command_line, lab, points
+from helpers import __main__ as command_line, paths, points
 from helpers.machine_profiles import T4_COLAB, T4_GCP
 from helpers.tables import REFERENCE
 from helpers.time_model import predict
 from test_time_model import CALIBRATED_ON, HAND_IN, error, paper
 
-README = (lab.ROOT / "README.md").read_text(encoding="utf-8")
+README = (paths.ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"python -m helpers ([^`\n]*?)\s*(?:#.*)?$", README, re.MULTILINE)
-MAKEFILE = (lab.ROOT / "Makefile").read_text(encoding="utf-8")
+MAKEFILE = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", [found for found in COMMANDS if found])
@@ -39,7 +39,7 @@ def test_every_make_target_is_one(target):
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
 def test_every_link_leads_to_a_file(path):
-    assert (lab.ROOT / path).exists()
+    assert (paths.ROOT / path).exists()
 
 
 def test_every_picture_has_alternative_text():
@@ -62,7 +62,7 @@ def test_ten_problems_are_told_by_their_messages():
 def test_a_message_of_the_troubleshooting_is_the_codes_own(message):
     if message.startswith("fatal: "):
         return  # git's
-    sources = [path.read_text(encoding="utf-8") for path in (lab.ROOT / "helpers").rglob("*.py")] + [MAKEFILE]
+    sources = [path.read_text(encoding="utf-8") for path in (paths.ROOT / "helpers").rglob("*.py")] + [MAKEFILE]
     code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))  # texts that go over several lines
     for part in re.sub(r"^\[\w+\] \w+: ", "", message).split("..."):
         assert part.strip(" :") in code
@@ -86,8 +86,8 @@ def test_the_errors_of_the_cost_model_are_those_that_it_makes(name, errors):
     ("an H200's own", 5), ("another H200's own", 4), ("a third H200's own", 6),
 ])
 def test_the_errors_on_a_measured_machine_are_those_that_its_profile_makes(name, machine):
-    folder = lab.ROOT / "outputs/reference/h200/predictions" / str(machine)
-    judge = lab.ROOT / "benchmarks/judge_predictions.py"
+    folder = paths.ROOT / "outputs/reference/h200/predictions" / str(machine)
+    judge = paths.ROOT / "benchmarks/judge_predictions.py"
     printed = subprocess.run(
         [sys.executable, judge, folder / "machine-profile.json", folder / "results.jsonl"],
         capture_output=True, text=True, check=True,
@@ -108,7 +108,7 @@ def test_the_error_of_the_predicted_memory_is_as_said():
 
 
 def test_the_figures_of_two_machines_are_the_references_own():
-    h200 = {point.run_id: point for point in points.read(lab.ROOT / "outputs/reference/h200/results.jsonl")}
+    h200 = {point.run_id: point for point in points.read(paths.ROOT / "outputs/reference/h200/results.jsonl")}
     t4 = {point.run_id: point for point in points.read(REFERENCE)}
     section = README.split("## The same homework on two machines")[1].split("\n## ")[0]
     lines = re.findall(r"^\| \(\d\).*", section, re.MULTILINE)

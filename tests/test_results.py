@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from factories import disk_series, make_record, save_config
-from helpers import lab, models, paths, points
+from helpers import models, paths, points
 from helpers.errors import Refused
 from helpers.results import SCHEMA_VERSION, Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
 
@@ -107,7 +107,7 @@ def test_the_record_of_a_model_in_a_folder_outlives_the_folder(tmp_path):
     (folder / "config.json").unlink()
     read = subprocess.run(  # a program that never saw the folder
         [sys.executable, "-m", "helpers", "analyze", out / "results.jsonl", "--output", out],
-        cwd=lab.ROOT, capture_output=True, text=True,
+        cwd=paths.ROOT, capture_output=True, text=True,
     )
     assert read.returncode == 0 and "warning" not in read.stderr
     assert f"| {folder} |" in (out / "report.md").read_text().replace("\\", "")

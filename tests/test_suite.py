@@ -13,7 +13,7 @@ import nbformat
 import papermill
 import pytest
 
-from helpers import lab, suite
+from helpers import paths, results, suite
 from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 from helpers.results import Log
@@ -126,7 +126,7 @@ def test_where_a_socket_cannot_have_so_long_a_name_a_notebook_runs_all_the_same(
 
 def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
     notebooks(nothing=["pass"])
-    log = tmp_path / lab.LOG_NAME
+    log = tmp_path / results.LOG_NAME
     log.write_text("what was measured\n")
     suite.run(["nothing"], {}, tmp_path, fresh=True)
     assert not log.exists() or log.read_text() == ""
@@ -135,7 +135,7 @@ def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
 
 
 def test_fresh_twice_in_a_second_keeps_both_and_an_empty_log_is_nothing_to_keep(tmp_path, monkeypatch):
-    log = tmp_path / lab.LOG_NAME
+    log = tmp_path / results.LOG_NAME
     for text in ("first\n", "second\n", "third\n", ""):
         log.write_text(text)
         suite._set_results_aside(tmp_path)
@@ -152,12 +152,12 @@ def test_the_whole_homework_from_one_command(tmp_path):
     out = tmp_path / "deeper" / "out"
     ran = subprocess.run(
         [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out)],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(lab.ROOT)}, capture_output=True, text=True,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(paths.ROOT)}, capture_output=True, text=True,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "encryption" not in ran.stderr and "frozen modules" not in ran.stderr  # ipykernel, at every start
 
-    records = list(Log(out / lab.LOG_NAME))
+    records = list(Log(out / results.LOG_NAME))
     assert [record.status for record in records] == ["done"] * 13
     assert len({record.key for record in records}) == 13  # a run that two questions share is made once
     assert [record.settings.page_cache for record in records].count("cold") == 2
@@ -165,7 +165,7 @@ def test_the_whole_homework_from_one_command(tmp_path):
 
     dry = [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out),
            "--dry-run"]
-    again = subprocess.run(dry, cwd=lab.ROOT, capture_output=True, text=True)
+    again = subprocess.run(dry, cwd=paths.ROOT, capture_output=True, text=True)
     assert again.returncode == 0 and again.stderr.startswith("0 of 13 runs would start"), again.stderr
 
     for file in suite.NOTEBOOKS.values():

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from helpers import machine
+from helpers import machine, paths
 from helpers.engine import out_of_memory, worker
 from helpers.engine.core_speed import Core
 from helpers.engine.emulation import EMULATED_T4
@@ -40,7 +40,6 @@ KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs a
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
 # A run's folder has its owner in its name: process id, start time in s, and where such an id means anything.
 OWNED = re.compile(r"run-(\d+)-(\d+)-([0-9a-f]{8})-")
-ROOT = Path(__file__).resolve().parents[2]
 # Set in the environment of kernels that run a notebook of the laboratory's and nothing else.
 OWN_KERNEL = "OFFLOAD_LAB_OWN_KERNEL"
 _core = Core()  # the fastest that a run has seen
@@ -78,7 +77,7 @@ def warm_server() -> None:
             util.spawnv_passfds = _start_aside
         resource_tracker.ensure_running()  # the server would start it, and let signals through again
         # The server imports helpers by name, from any folder.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(paths.ROOT), before)))
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that is started inherits it
         forkserver.ensure_running()
     finally:

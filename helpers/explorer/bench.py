@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from helpers import homework, lab, machine_profiles, models, points
+from helpers import homework, lab, machine_profiles, models, points, results
 from helpers.analysis.values import Value, throughput
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
@@ -145,7 +145,7 @@ def _measured_profile(output: Path) -> MachineProfile | None:
 def _logged(output: Path, where: Machine) -> Iterator[MeasuredRun]:
     """What the laboratory itself would take as known on this machine."""
     latest: dict[str, RunRecord] = {}
-    for record in Log(output / lab.LOG_NAME):
+    for record in Log(output / results.LOG_NAME):
         if record.status == "done" and record.key == lab.run_key(record.settings, where):
             latest[record.key] = record
     for record in latest.values():

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers import paths
 from helpers.errors import Refused
 from helpers.weights import checkpoint
 from helpers.weights.checkpoint import CONFIG_FILE, TOKENIZER_FILES, WHOLE_FILES
@@ -207,7 +208,7 @@ def _child(
 ) -> Iterator[tuple[queue.Queue[dict[str, Any]], Callable[[list[str]], None]]]:
     """The process that downloads: its messages, and `go(names)`, which it waits for. Gone when this ends."""
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
         **({} if accelerated else UNACCELERATED),
     }

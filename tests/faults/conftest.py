@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import lab
+from helpers import paths
 
 MARK = "OFFLOAD_LAB_TEST"  # in the environment of a test's processes, and of all that they start
 LIMIT_S = 120
@@ -26,7 +26,7 @@ class CommandLine:
     def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
 
-    def start(self, *arguments: str, program=("-m", "helpers"), checkout: Path = lab.ROOT, env=None, **options):
+    def start(self, *arguments: str, program=("-m", "helpers"), checkout: Path = paths.ROOT, env=None, **options):
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(checkout), **(env or {})}
         return subprocess.Popen(
             [sys.executable, *program, *map(str, arguments)], text=True, encoding="utf-8", stdin=subprocess.DEVNULL,

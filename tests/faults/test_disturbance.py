@@ -11,7 +11,7 @@ import time
 import pytest
 
 from factories import done, mini, run_one
-from helpers import lab, machine
+from helpers import machine, paths, results
 from helpers.results import Log
 from helpers.settings import Workload
 from helpers.weights import store
@@ -71,7 +71,7 @@ def test_another_reader_of_the_same_disk_is_on_the_record(tmp_path, lab_home):
     assert disturbed.samples.disk.idle_read_kib_per_s > 1024  # seen before the run too
     from helpers import points, report
 
-    report.write(points.read(tmp_path / "disturbed" / lab.LOG_NAME), tmp_path / "report")
+    report.write(points.read(tmp_path / "disturbed" / results.LOG_NAME), tmp_path / "report")
     assert "something else read it too" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def test_a_clock_that_jumps_spoils_no_duration(command_line, tmp_path):
     """time.time() of every process (program, server, worker) goes back and forth by years."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(JUMPING)
-    environment = {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{lab.ROOT}"}
+    environment = {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{paths.ROOT}"}
     check = command_line.run(
         program=("-c", "import time; print(max(time.time() for _ in range(5)) - min(time.time() for _ in range(5)))"),
         env=environment,
@@ -100,7 +100,7 @@ def test_a_clock_that_jumps_spoils_no_duration(command_line, tmp_path):
     took_s = time.monotonic() - began
     assert ended.returncode == 0, ended.stderr
     assert 0 < json.loads(ended.stdout)["total_latency_s"] < took_s
-    (record,) = Log(tmp_path / lab.LOG_NAME)
+    (record,) = Log(tmp_path / results.LOG_NAME)
     assert 0 < record.duration_s < took_s
     assert all(seconds >= 0 for seconds in record.phases_s.values()) and sum(record.phases_s.values()) < took_s
     for repeat in record.repeats:

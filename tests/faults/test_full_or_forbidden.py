@@ -16,7 +16,7 @@ import threading
 import pytest
 
 from factories import mini, quiet
-from helpers import doctor, lab, machine
+from helpers import doctor, lab, machine, paths, results
 from helpers.errors import Refused
 from helpers.results import Log
 
@@ -69,8 +69,8 @@ def test_a_read_only_folder_for_a_report(read_only, command_line):
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda path: path.symlink_to(path)], ids=["folder", "loop"])
 def test_a_log_that_is_no_file(make, command_line, tmp_path):
-    make(tmp_path / lab.LOG_NAME)
-    assert_refused(command_line.run(*MEASURE, "--output", tmp_path), lab.LOG_NAME)
+    make(tmp_path / results.LOG_NAME)
+    assert_refused(command_line.run(*MEASURE, "--output", tmp_path), results.LOG_NAME)
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="only root can become someone else")
@@ -80,7 +80,7 @@ def test_someone_elses_folders(tmp_path):
         if folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o011)
     become = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    packages = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{lab.ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"}
+    packages = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{paths.ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"}
     again = "import pydantic, psutil, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', '']))"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     for python in (sys.executable, f"/usr/bin/{version}"):  # the first may be in a folder of root's own
@@ -93,8 +93,8 @@ def test_someone_elses_folders(tmp_path):
     theirs.mkdir(mode=0o755)
     mine.mkdir()
     os.chown(mine, 65534, 65534)
-    (mine / lab.LOG_NAME).write_text("")
-    (mine / lab.LOG_NAME).chmod(0o600)  # root's
+    (mine / results.LOG_NAME).write_text("")
+    (mine / results.LOG_NAME).chmod(0o600)  # root's
 
     def measure(*arguments):
         return subprocess.run(
@@ -103,9 +103,9 @@ def test_someone_elses_folders(tmp_path):
         )
 
     assert_refused(measure("--output", theirs / "out"), str(theirs), "cannot be written")
-    assert_refused(measure("--output", mine), lab.LOG_NAME, "cannot be read")
+    assert_refused(measure("--output", mine), results.LOG_NAME, "cannot be read")
     assert_refused(measure("--output", mine / "new", "--offload-dir", theirs), "offload folder", str(theirs))
-    assert os.listdir(theirs) == [] and sorted(os.listdir(mine)) == [lab.LOG_NAME]
+    assert os.listdir(theirs) == [] and sorted(os.listdir(mine)) == [results.LOG_NAME]
 
 
 # ---- FUSE, as Google Drive's is
@@ -212,7 +212,7 @@ def test_a_record_that_cannot_be_kept_is_said_and_earlier_ones_are_kept(tmp_path
         os.remove(small / "filler")
         third = command_line.run(*MEASURE, "--output", small)
         assert third.returncode == 0 and json.loads(third.stdout)["status"] == "done"
-        assert [record.status for record in Log(small / lab.LOG_NAME)] == ["done"]
+        assert [record.status for record in Log(small / results.LOG_NAME)] == ["done"]
     finally:
         subprocess.run(["umount", small], check=True)
 

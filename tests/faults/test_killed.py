@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from factories import mini
-from helpers import lab, models
+from helpers import models, paths, results
 from helpers.engine import launcher
 from helpers.results import Log
 from helpers.settings import Workload
@@ -26,7 +26,7 @@ WORK = Workload(gpu_batch_size=1, prompt_len=16, gen_len=3)
 LIMIT_S = 120
 SWEEP = f"""
 import sys
-sys.path[:0] = [{str(lab.ROOT)!r}, {str(Path(__file__).parents[1])!r}]
+sys.path[:0] = [{str(paths.ROOT)!r}, {str(Path(__file__).parents[1])!r}]
 from factories import mini, quiet
 from helpers import lab
 from helpers.settings import Workload
@@ -51,7 +51,7 @@ def kill_after(process: subprocess.Popen, seconds: float) -> None:
 
 def kill_and_go_on(command_line, tmp_path, moments):
     out, offload, home = tmp_path / "out", tmp_path / "offload", tmp_path / "home"
-    log = out / lab.LOG_NAME
+    log = out / results.LOG_NAME
 
     def start():
         return command_line.start(
@@ -112,13 +112,13 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
         )
         kill_after(process, source.uniform(0.5, 15))
         command_line.wait_for_all_to_end()
-        now = readable(tmp_path / "out" / lab.LOG_NAME)
+        now = readable(tmp_path / "out" / results.LOG_NAME)
         assert now[: len(kept)] == kept
         kept = [record for record in now]
     ended = command_line.run(*command, env=environment)
     assert ended.returncode == 0, ended.stderr
     command_line.wait_for_all_to_end()
-    records = readable(tmp_path / "out" / lab.LOG_NAME)
+    records = readable(tmp_path / "out" / results.LOG_NAME)
     done = collections.Counter(record.key for record in records if record.status == "done")
     assert len(done) == 5 and set(done.values()) == {1}
     assert os.listdir(tmp_path / "home" / "offload") == []
@@ -133,14 +133,14 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
 def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, command_line, tmp_path):
     program = command_line.start("run", "q1", "--device", "emulated", "--output", tmp_path, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
-    while not readable(tmp_path / lab.LOG_NAME):
+    while not readable(tmp_path / results.LOG_NAME):
         assert time.monotonic() < deadline and program.poll() is None
         time.sleep(0.1)
     end(program)
     _, said = program.communicate(timeout=LIMIT_S)
     assert program.returncode == 1
     assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
-    assert readable(tmp_path / lab.LOG_NAME)[0].status == "done"
+    assert readable(tmp_path / results.LOG_NAME)[0].status == "done"
     command_line.wait_for_all_to_end()
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from factories import disk_series, done, make_record, mini, quiet
-from helpers import lab, points, report
+from helpers import lab, points, report, results
 from helpers.engine import launcher
 from helpers.results import Log, MemorySeries, Samples
 from helpers.settings import Workload
@@ -36,7 +36,7 @@ def long_log(tmp_path_factory):
         text = record.model_dump_json()
         text = text.replace('"weights_gpu":0,"weights_cpu":0', f'"weights_gpu":{gpu},"weights_cpu":{cpu}')
         lines.append(text.replace(record.key, f"{number:016x}").encode() + b"\n")
-    path = tmp_path_factory.mktemp("load") / lab.LOG_NAME
+    path = tmp_path_factory.mktemp("load") / results.LOG_NAME
     with open(path, "wb") as log:
         for _ in range(RECORDS // RUNS // 2):
             log.writelines(lines)
@@ -133,7 +133,7 @@ def sweep(count: int, output, offload) -> list[float]:
         seconds.append(time.monotonic() - began)
         done(record)
         if number % 10 == 9:
-            report.write(points.read(output / lab.LOG_NAME), output)
+            report.write(points.read(output / results.LOG_NAME), output)
     return seconds
 
 

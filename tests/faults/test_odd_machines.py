@@ -14,7 +14,7 @@ import psutil
 import pynvml
 import pytest
 
-from helpers import doctor, lab, machine
+from helpers import doctor, lab, machine, paths, results
 from helpers.results import Log
 
 MEASURE = (
@@ -28,7 +28,7 @@ def assert_measured(ended: subprocess.CompletedProcess, output: Path) -> dict:
     assert ended.returncode == 0, ended.stderr
     figures = json.loads(ended.stdout)
     assert figures["status"] == "done" and figures["total_throughput_tok_s"] > 0
-    assert [record.status for record in Log(output / lab.LOG_NAME)] == ["done"]
+    assert [record.status for record in Log(output / results.LOG_NAME)] == ["done"]
     return figures
 
 
@@ -61,7 +61,7 @@ def test_a_home_that_cannot_be_written(command_line, tmp_path):
     reader = "+dac_read_search"
     become = ("--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps", reader, "--ambient-caps", reader)
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": str(lab.ROOT),
+        "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": str(paths.ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     ended = command_line.run(
@@ -85,7 +85,7 @@ def test_closed_streams(closed, command_line, tmp_path):
         program=(), executable=shutil.which("bash"),
     )
     assert ended.returncode == 0, ended.stderr
-    assert [record.status for record in Log(tmp_path / lab.LOG_NAME)] == ["done"]
+    assert [record.status for record in Log(tmp_path / results.LOG_NAME)] == ["done"]
 
 
 # ---- locale, paths
@@ -98,21 +98,21 @@ def test_a_locale(locale, command_line, tmp_path):
     output = tmp_path / "aus gabe ü"
     figures = assert_measured(command_line.run(*MEASURE, "--output", output, env=environment), output)
     assert isinstance(figures["peak_gpu_mem_gib"], float)
-    ended = command_line.run("analyze", output / lab.LOG_NAME, "--output", tmp_path / "berícht", env=environment)
+    ended = command_line.run("analyze", output / results.LOG_NAME, "--output", tmp_path / "berícht", env=environment)
     assert ended.returncode == 0, ended.stderr
     assert "FlexGen" in (tmp_path / "berícht" / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_checkout_at_a_path_with_spaces_and_letters_of_every_kind(command_line, tmp_path):
     checkout = tmp_path / ODD_NAME / "my lab"
-    shutil.copytree(lab.ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(paths.ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
     output = tmp_path / ODD_NAME / "out put"
     environment = {"OFFLOAD_LAB_HOME": str(tmp_path / ODD_NAME / "ho me")}
     ended = command_line.run(*MEASURE, "--output", output, checkout=checkout, env=environment)
     assert_measured(ended, output)
     assert (tmp_path / ODD_NAME / "ho me" / "weights").is_dir()
     ended = command_line.run(
-        "analyze", output / lab.LOG_NAME, "--output", output / "repört", checkout=checkout, env=environment
+        "analyze", output / results.LOG_NAME, "--output", output / "repört", checkout=checkout, env=environment
     )
     assert ended.returncode == 0, ended.stderr
 
@@ -251,5 +251,5 @@ def other_pythons() -> list[str]:
 def test_every_file_is_python_there(python, tmp_path):
     """Whether the syntax is that version's; the packages need not be there."""
     script = "import ast, pathlib, sys\nfor f in pathlib.Path(sys.argv[1]).rglob('*.py'): ast.parse(f.read_bytes())"
-    ended = subprocess.run([python, "-c", script, lab.ROOT / "helpers"], capture_output=True, text=True)
+    ended = subprocess.run([python, "-c", script, paths.ROOT / "helpers"], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
