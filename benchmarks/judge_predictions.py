@@ -15,8 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import calibration, machine_profiles, time_model
+from helpers import calibration, machine_profiles
 from helpers.lab import describe
+from helpers.predict import time_model
 from helpers.results import Log, RunRecord
 
 

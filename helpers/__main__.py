@@ -313,8 +313,8 @@ def _place(options: argparse.Namespace) -> int:
 
 def _placements_between(options: argparse.Namespace, model: Any, start: Any, end: Any) -> int:
     """Each distinct placement on the way from one split to another: what a sweep has to measure."""
-    from helpers import search
     from helpers.placement import TIERS, asked_and_achieved, place
+    from helpers.predict import search
 
     if start.percent[2:] != end.percent[2:]:
         raise Refused(f"--to {end}: the weights alone may differ from --percent {start}, not the cache or activations")
@@ -332,7 +332,8 @@ def _placements_between(options: argparse.Namespace, model: Any, start: Any, end
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from helpers import machine_profiles, time_model
+    from helpers import machine_profiles
+    from helpers.predict import time_model
 
     profile = machine_profiles.load(options.machine)
     settings = _settings(options, "cuda")
@@ -387,7 +388,8 @@ def _what_does_not_fit(found: Any, profile: Any) -> str:
 
 
 def _search(options: argparse.Namespace) -> int:
-    from helpers import machine_profiles, search
+    from helpers import machine_profiles
+    from helpers.predict import search
 
     profile = machine_profiles.load(options.machine)
     found = search.best(options.model, profile, options.prompt_len, options.gen_len)

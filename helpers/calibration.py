@@ -12,9 +12,9 @@ from helpers.errors import Refused
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import MachineProfile
 from helpers.models import PROBE_MODEL
+from helpers.predict.time_model import Loads, latencies, loads, with_page_cache_of, with_seconds
 from helpers.results import RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.time_model import Loads, latencies, loads, with_page_cache_of, with_seconds
 
 _ON_GPU, _ON_CPU, _ON_DISK = "100 0 100 0 100 0", "0 100 100 0 100 0", "0 0 100 0 100 0"
 _CACHE_ON_CPU = "100 0 0 100 100 0"

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import homework, lab, machine, machine_profiles, memory_check, time_model
+from helpers import homework, lab, machine, machine_profiles
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.models import EMULATED_MODEL
 from helpers.placement import Placement, place
+from helpers.predict import memory_check, time_model
+from helpers.predict.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.settings import RunSettings
 from helpers.units import GIB
 

@@ -14,12 +14,13 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import machine, memory_check, models, paths, results
+from helpers import machine, models, paths, results
 from helpers.engine import launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.placement import Placement, place
+from helpers.predict import memory_check
 from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import RunSettings
 from helpers.weights import store

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from factories import T4, changed
-from helpers import analysis, memory_model
+from helpers import analysis
 from helpers.analysis.values import Value, in_line, listed, nearest_power_of_ten, plain, seconds, size
 from helpers.homework import DISK, QUESTIONS
+from helpers.predict import memory_model
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
 QUESTION = {"q1": analysis.q1, "q2": analysis.q2, "q3": analysis.q3, "q4": analysis.q4}

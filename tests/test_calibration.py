@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings as budget, strategies as st
 
 from factories import make_record
-from helpers import calibration, time_model
+from helpers import calibration
 from helpers.errors import Refused
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import MachineProfile, from_ceilings
+from helpers.predict import time_model
+from helpers.predict.time_model import Loads
 from helpers.results import Machine, Repeat, RunRecord
-from helpers.time_model import Loads
 
 CEILINGS = MachineCeilings(
     machine=Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux"),

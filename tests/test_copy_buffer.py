@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings as budget, strategies as st
 
 from factories import MACHINE, done, mini, run_one
-from helpers import lab, machine, memory_check
+from helpers import lab, machine
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.machine import MemoryAllowance
-from helpers.memory_model import COPY_THREADS, copy_buffer_elements, host_memory, peak_gpu_memory
 from helpers.models import EMULATED_MODEL
+from helpers.predict import memory_check
+from helpers.predict.memory_model import COPY_THREADS, copy_buffer_elements, host_memory, peak_gpu_memory
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
 GIB = 2**30

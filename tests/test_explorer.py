@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from factories import make_record
-from helpers import explorer, homework, lab, machine_profiles, results, search
+from helpers import explorer, homework, lab, machine_profiles, results
 from helpers.errors import Refused
 from helpers.explorer import lettering, split_map as split_maps
 from helpers.explorer.bench import EMULATED, _measured_profile, emulated_profile, open_bench
@@ -24,12 +24,13 @@ from helpers.explorer.state import BATCH_COUNTS, BATCH_SIZES, HOMES, moved, valu
 from helpers.explorer.view import view
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import T4_COLAB
-from helpers.memory_model import host_memory, peak_gpu_memory
 from helpers.placement import place
+from helpers.predict import search
+from helpers.predict.memory_model import host_memory, peak_gpu_memory
+from helpers.predict.search import all_placements, fits
+from helpers.predict.time_model import predict
 from helpers.results import Log, Machine
-from helpers.search import all_placements, fits
 from helpers.settings import OffloadSplit, RunSettings
-from helpers.time_model import predict
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings as budget, strategies as st
 
 from helpers import models, points
 from helpers.engine import launcher
-from helpers.memory_model import (
+from helpers.placement import place
+from helpers.predict.memory_model import (
     PARTS,
     block_bytes,
     host_memory,
@@ -15,7 +16,6 @@ from helpers.memory_model import (
     pinned_block_bytes,
     representative_split,
 )
-from helpers.placement import place
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.tables import REFERENCE
 from helpers.weights import store

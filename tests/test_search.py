@@ -11,11 +11,11 @@ from hypothesis import given, settings as budget, strategies as st
 from helpers import models
 from helpers.errors import Refused
 from helpers.machine_profiles import T4_COLAB, T4_GCP
-from helpers.memory_model import host_memory, peak_gpu_memory
 from helpers.placement import place
-from helpers.search import BATCH_COUNTS, BATCH_SIZES, all_placements, best, distinct_placements, fits
+from helpers.predict.memory_model import host_memory, peak_gpu_memory
+from helpers.predict.search import BATCH_COUNTS, BATCH_SIZES, all_placements, best, distinct_placements, fits
+from helpers.predict.time_model import predict
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.time_model import predict
 
 SMALL_GPU = T4_COLAB.model_copy(update={"name": "small GPU", "gpu_mem_gib": 2.0})
 CASES = {

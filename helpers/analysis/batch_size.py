@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers import memory_model, models
+from helpers import models
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -27,6 +27,7 @@ from helpers.analysis.values import (
 )
 from helpers.homework import QUESTIONS
 from helpers.points import Point, Rows, homework_rows
+from helpers.predict import memory_model
 from helpers.settings import RunSettings
 from helpers.units import GIB
 

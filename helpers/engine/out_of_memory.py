@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers import machine
 from helpers.machine import MemoryAllowance
-from helpers.memory_model import copy_buffer_elements, host_memory_here, peak_gpu_memory
+from helpers.predict.memory_model import copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.results import Failure
 from helpers.settings import RunSettings
 from helpers.units import GIB, MIB

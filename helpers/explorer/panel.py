@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import display
 
-from helpers import lab, search
+from helpers import lab
 from helpers.analysis.values import plain
 from helpers.errors import Refused
 from helpers.explorer.bench import Bench
@@ -19,6 +19,7 @@ from helpers.explorer.state import BATCH_COUNTS, BATCH_SIZES, HOMES, State, move
 from helpers.explorer.tour import compared
 from helpers.explorer.view import View, view
 from helpers.models import SYNTHETIC_MODELS, resolve
+from helpers.predict import search
 from helpers.results import RunRecord
 from helpers.settings import SHORTEST_PROMPT
 

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import (
+from helpers.models import OptModel
+from helpers.placement import place
+from helpers.predict.memory_model import (
     COPY_THREADS,
     LARGE_BLOCK,
     WARMUP_PROMPT_LEN,
@@ -21,11 +23,9 @@ from helpers.memory_model import (
     peak_gpu_memory,
     representative_split,
 )
-from helpers.models import OptModel
-from helpers.placement import place
-from helpers.search import all_placements
+from helpers.predict.search import all_placements
+from helpers.predict.time_model import fastest_latencies
 from helpers.settings import RunSettings
-from helpers.time_model import fastest_latencies
 
 
 @dataclass(frozen=True, eq=False)

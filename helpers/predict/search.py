@@ -14,11 +14,11 @@ import numpy as np
 from helpers import models
 from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import host_memory, largest_batch_bound, peak_gpu_memory, representative_split
 from helpers.models import OptModel
 from helpers.placement import place
+from helpers.predict.memory_model import host_memory, largest_batch_bound, peak_gpu_memory, representative_split
+from helpers.predict.time_model import Prediction, fastest_latencies, predict
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.time_model import Prediction, fastest_latencies, predict
 
 BATCH_SIZES = tuple(2**n for n in range(11))
 BATCH_COUNTS = (1, 2, 4, 8)

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from helpers.errors import Refused
 from helpers.machine_profiles import MachineProfile
-from helpers.memory_model import (
+from helpers.models import FP16_BYTES, OptModel
+from helpers.placement import PlacedTensor, place
+from helpers.predict.memory_model import (
     COPY_BUFFER_BYTES,
     COPY_THREADS,
     CacheShape,
@@ -24,8 +26,6 @@ from helpers.memory_model import (
     peak_gpu_memory,
     representative_split,
 )
-from helpers.models import FP16_BYTES, OptModel
-from helpers.placement import PlacedTensor, place
 from helpers.settings import RunSettings
 
 # What a pass is made of: the machine's parts, each with the field of the profile that says how fast it is.
