@@ -38,7 +38,7 @@ $(VENV)/ready-dev: $(VENV)/ready requirements-dev.txt
 
 # Open-in-Colab badges and first cells point to the git remote, or to REPO=owner/name.
 badges:
-	$(PYTHON) -m helpers.badges $(REPO)
+	$(PYTHON) -m helpers.setup.badges $(REPO)
 
 # Every notebook and test with Colab's packages, where its Pythons are.
 COLAB_PYTHONS ?= python3.13 python3.12

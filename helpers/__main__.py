@@ -482,7 +482,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from helpers import doctor
+    from helpers.setup import doctor
 
     checks = doctor.check()
     report = doctor.as_json(checks)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from IPython.display import Markdown, display
 
-from helpers import colab, figures, forecast, lab, paths, results, tables
+from helpers import figures, forecast, lab, paths, results, tables
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused, say_warning
@@ -22,6 +22,7 @@ from helpers.machine import MachineCeilings
 from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
 from helpers.results import KIND_OF_DEVICE, Sweep
 from helpers.settings import RunSettings
+from helpers.setup import colab
 
 
 @dataclass(frozen=True)

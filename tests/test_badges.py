@@ -10,8 +10,9 @@ import subprocess
 import nbformat
 import pytest
 
-from helpers import badges, paths
+from helpers import paths
 from helpers.errors import Refused
+from helpers.setup import badges
 
 NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import __main__, colab, doctor, forecast, homework, lab, machine, machine_profiles, notebook, paths
+from helpers import __main__, forecast, homework, lab, machine, machine_profiles, notebook, paths
 from helpers.errors import Refused
+from helpers.setup import colab, doctor
 from helpers.weights import store
 
 NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
@@ -33,9 +34,9 @@ def run_cell(folder: Path, times: int = 1, **environment: str) -> subprocess.Com
 
 def a_project(folder: Path) -> Path:
     """A project of which there is no more than the first cell looks for; it says where it is."""
-    (folder / "helpers").mkdir(parents=True)
+    (folder / "helpers" / "setup").mkdir(parents=True)
     (folder / "helpers" / "__init__.py").touch()
-    (folder / "helpers" / "colab.py").write_text("def set_up(): print('set up', __file__)")
+    (folder / "helpers" / "setup" / "colab.py").write_text("def set_up(): print('set up', __file__)")
     return folder
 
 
@@ -113,7 +114,7 @@ def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harml
 
 def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", "import helpers.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))"],
+        [sys.executable, "-S", "-c", "import helpers.setup.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))"],
         cwd=paths.ROOT, capture_output=True, text=True,
     )
     assert "papermill" in ran.stdout and "torch" in ran.stdout, ran.stderr

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from helpers import doctor
 from helpers.__main__ import DONE, FAILED, main
+from helpers.setup import doctor
 from helpers.weights import store
 
 

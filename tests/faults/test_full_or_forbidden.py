@@ -16,9 +16,10 @@ import threading
 import pytest
 
 from factories import mini, quiet
-from helpers import doctor, lab, machine, paths, results
+from helpers import lab, machine, paths, results
 from helpers.errors import Refused
 from helpers.results import Log
+from helpers.setup import doctor
 
 MEASURE = (
     "measure", "--device", "emulated", "--percent", "0", "0", "100", "0", "100", "0", "--prompt-len", "16",

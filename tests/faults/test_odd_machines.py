@@ -14,8 +14,9 @@ import psutil
 import pynvml
 import pytest
 
-from helpers import doctor, lab, machine, paths, results
+from helpers import lab, machine, paths, results
 from helpers.results import Log
+from helpers.setup import doctor
 
 MEASURE = (
     "measure", "--device", "emulated", "--percent", "0", "50", "100", "0", "100", "0", "--prompt-len", "16",

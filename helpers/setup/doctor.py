@@ -11,9 +11,10 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from helpers import colab, forecast, homework, lab, machine, models, paths
+from helpers import forecast, homework, lab, machine, models, paths
 from helpers.errors import Refused
 from helpers.sampling.disk import iostat_version
+from helpers.setup import colab
 from helpers.units import GIB
 from helpers.weights import store
 

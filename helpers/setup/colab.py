@@ -37,7 +37,7 @@ def set_up() -> None:
     install_missing(paths.ROOT / "requirements.txt")
     if on_colab():
         install_iostat()
-    from helpers import doctor
+    from helpers.setup import doctor
 
     print(*doctor.check(), sep="\n")
 

@@ -1,0 +1,1 @@
+"""Getting a machine ready: packages, Colab, checks."""
