@@ -473,11 +473,11 @@ def _placement(settings: Any) -> Any:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from helpers import report
+    from helpers.report import document
 
-    written = report.analyze(options.file, options.output)
+    written = document.analyze(options.file, options.output)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
-    print(f"beside it: report.md, tables/, figures/ ({len(written)} files in all)")
+    print(f"beside it: document.md, tables/, figures/ ({len(written)} files in all)")
     return DONE
 
 

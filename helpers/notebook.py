@@ -14,12 +14,13 @@ from typing import Literal
 
 from IPython.display import Markdown, display
 
-from helpers import figures, forecast, lab, paths, results, tables
+from helpers import forecast, lab, paths, results
 from helpers.analysis.values import Answer
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused, say_warning
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
+from helpers.report import plots, tables
 from helpers.results import KIND_OF_DEVICE, Sweep
 from helpers.settings import RunSettings
 from helpers.setup import colab
@@ -32,11 +33,11 @@ class Page:
     device: Literal["cuda", "emulated"]
     output: Path
 
-    def show(self, *results: tables.Table | figures.Plot | Answer) -> None:
+    def show(self, *results: tables.Table | plots.Plot | Answer) -> None:
         """Show each result here; tables and plots are saved as files too."""
         for result in results:
-            if isinstance(result, figures.Plot):
-                figures.save(result, self.output / "figures")
+            if isinstance(result, plots.Plot):
+                plots.save(result, self.output / "figures")
                 _show_picture(result)
             else:
                 text = result.markdown
@@ -125,6 +126,6 @@ def _in_every_table(runs: Mapping[str, RunSettings]) -> str:
     return f"In every table below: {'; '.join(words)}."
 
 
-def _show_picture(plot: figures.Plot) -> None:
+def _show_picture(plot: plots.Plot) -> None:
     picture = base64.b64encode(plot.png()).decode()
     display({"image/png": picture, "text/plain": plot.alt}, raw=True, metadata={"image/png": {"alt": plot.alt}})

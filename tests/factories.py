@@ -11,9 +11,9 @@ import psutil
 
 from helpers import lab, points
 from helpers.engine import launcher
+from helpers.report.tables import REFERENCE
 from helpers.results import DiskSeries, Machine, Repeat, RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.tables import REFERENCE
 
 T4 = points.read(REFERENCE)
 WORK = Workload(gpu_batch_size=4, prompt_len=32, gen_len=8)

@@ -114,7 +114,8 @@ def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harml
 
 def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", "import helpers.setup.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))"],
+        [sys.executable, "-S", "-c",
+         "import helpers.setup.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))"],
         cwd=paths.ROOT, capture_output=True, text=True,
     )
     assert "papermill" in ran.stdout and "torch" in ran.stdout, ran.stderr

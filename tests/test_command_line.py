@@ -16,8 +16,8 @@ from helpers import homework, lab, models, paths, results, suite
 from helpers.__main__ import DONE, FAILED, REFUSED, main
 from helpers.engine import launcher
 from helpers.placement import place
+from helpers.report.tables import REFERENCE
 from helpers.results import Log
-from helpers.tables import REFERENCE
 
 SHORT = ("--device", "emulated", "--prompt-len", "16", "--gen-len", "4", "--gpu-batch-size", "1", "--repeats", "1")
 

@@ -8,9 +8,10 @@ import pynvml
 import pytest
 from hypothesis import given, strategies as st
 
-from helpers import data_sheets, machine, paths, tables
+from helpers import data_sheets, machine, paths
 from helpers.data_sheets import DATA_SHEETS, Nameplate
 from helpers.machine import MachineCeilings
+from helpers.report import tables
 
 # What NVML says of a Colab T4, and of an H200 (132 SMs of 128 cores).
 T4 = Nameplate("Tesla T4", 3, 16, 3, 16, 5001, 1590, 256, 2560, (7, 5))

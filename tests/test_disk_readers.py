@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from factories import T4, make_record
-from helpers import analysis, figures, points, report, tables
+from helpers import analysis, points
 from helpers.engine.direct_reader import DirectReader
 from helpers.homework import QUESTIONS
+from helpers.report import document, plots, tables
 from helpers.results import Failure, Log
 
 COLD = {"page_cache": "cold"}
@@ -48,9 +49,9 @@ def test_the_direct_run_changes_no_table_plot_or_answer_of_the_homework():
     for question in QUESTIONS:
         answer = getattr(analysis, question)
         assert answer([*homework, direct]).markdown == answer(homework).markdown
-    plots = figures.every([*homework, direct])
-    assert {name: plot.alt for name, plot in plots.items()} == {
-        name: plot.alt for name, plot in figures.every(homework).items()}
+    drawn = plots.every([*homework, direct])
+    assert {name: plot.alt for name, plot in drawn.items()} == {
+        name: plot.alt for name, plot in plots.every(homework).items()}
 
 
 def test_every_run_lists_it_as_not_the_homeworks_under_its_name(tmp_path):
@@ -60,7 +61,7 @@ def test_every_run_lists_it_as_not_the_homeworks_under_its_name(tmp_path):
     rows = points.read(log.path)
     assert [point.run_id for point in rows] == ["q1-5", "q4-disk-cold", "q4-disk-direct"]
     assert tables.all_rows(rows).frame["in_homework"].tolist() == [True, True, False]
-    report.write(rows, tmp_path)
+    document.write(rows, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "q4-disk-direct" in text.split("### Not the homework's")[1]
 
@@ -138,7 +139,7 @@ def test_a_file_system_without_o_direct_is_told_by_the_runs_note(tmp_path, monke
 
 
 def test_without_the_run_nothing_is_made_of_it(tmp_path):
-    written = report.write(T4, tmp_path)
+    written = document.write(T4, tmp_path)
     assert not any("disk_readers" in str(path) for path in written)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     section = text.split("## What a better reader buys")[1].split("\n## ")[0]
@@ -147,7 +148,7 @@ def test_without_the_run_nothing_is_made_of_it(tmp_path):
 
 
 def test_with_the_run_the_report_and_the_tables_have_it(tmp_path):
-    written = {str(path.relative_to(tmp_path)) for path in report.write(three(), tmp_path)}
+    written = {str(path.relative_to(tmp_path)) for path in document.write(three(), tmp_path)}
     assert {"tables/disk_readers.csv", "tables/disk_readers.md"} <= written
     for name in ("report.md", "report.html"):
         text = (tmp_path / name).read_text(encoding="utf-8")

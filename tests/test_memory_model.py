@@ -16,8 +16,8 @@ from helpers.predict.memory_model import (
     pinned_block_bytes,
     representative_split,
 )
+from helpers.report.tables import REFERENCE
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.tables import REFERENCE
 from helpers.weights import store
 
 MIB, GIB = 2**20, 2**30

@@ -7,8 +7,9 @@ import warnings
 import pytest
 
 from factories import T4, make_record
-from helpers import homework, notebook, points, tables
+from helpers import homework, notebook, points
 from helpers.notebook import Page
+from helpers.report import tables
 
 
 @pytest.fixture

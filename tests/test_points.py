@@ -17,8 +17,8 @@ from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 from helpers.models import OptModel
 from helpers.placement import place
+from helpers.report.tables import REFERENCE
 from helpers.results import Failure, Log, Repeat, Samples
-from helpers.tables import REFERENCE
 
 HEADER = REFERENCE.read_text().splitlines()[0]
 

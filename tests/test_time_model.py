@@ -14,9 +14,9 @@ from helpers.machine import MachineCeilings
 from helpers.machine_profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
 from helpers.placement import place
 from helpers.predict.time_model import KERNEL_LOADING, TERMS, Measured, calibrate, latencies, predict
+from helpers.report.tables import REFERENCE
 from helpers.results import Machine
 from helpers.settings import OffloadSplit, RunSettings, Workload
-from helpers.tables import REFERENCE
 
 PAPER = Path(__file__).parents[1] / "outputs" / "reference" / "flexgen-paper" / "figures.csv"
 PAPER_OPTIONS = ("compress_weight", "compress_cache", "cpu_cache_compute")

@@ -17,9 +17,9 @@ from helpers.machine import MachineCeilings
 from helpers.machine_profiles import PROFILES, T4_COLAB, MachineProfile
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
 from helpers.predict.time_model import Measured, calibrate, predict
+from helpers.report.tables import REFERENCE
 from helpers.results import Log, Machine, RunRecord
 from helpers.settings import OffloadSplit, RunSettings
-from helpers.tables import REFERENCE
 
 EMULATED = f"emulated GPU ({EMULATED_T4.name})"
 # Splits whose measured runs may better the emulated profile, each showing another rate: a layer, the link, the disk.

@@ -24,7 +24,7 @@ from helpers.analysis.values import plain, seconds
 from helpers.explorer.lettering import LetteringCanvas
 from helpers.explorer.split_map import SplitMap
 from helpers.explorer.view import MemoryUse, View, bytes_in_words, off_by
-from helpers.figures import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, Plot
+from helpers.report.plots import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, Plot
 
 WIDTH_PX, HEIGHT_PX, DPI = 980, 700, 100
 SMALL, MEDIUM = 8, 9  # points

@@ -11,10 +11,10 @@ from helpers.explorer.bench import Bench, MeasuredRun
 from helpers.explorer.picture import plot
 from helpers.explorer.state import State, moved
 from helpers.explorer.view import View, off_by, view
-from helpers.figures import Plot
 from helpers.homework import QUESTIONS
+from helpers.report.plots import Plot
+from helpers.report.tables import NOT_KNOWN, Table
 from helpers.settings import OffloadSplit
-from helpers.tables import NOT_KNOWN, Table
 
 
 def tour(bench: Bench) -> tuple[Table, tuple[Plot, ...]]:

@@ -1,4 +1,4 @@
-"""Stamp the repository that Open-in-Colab badges and first cells point to: `python -m helpers.setup.badges [OWNER/NAME]`."""
+"""Stamp the repository in Open-in-Colab badges and set-up cells: `python -m helpers.setup.badges [OWNER/NAME]`."""
 
 from __future__ import annotations
 

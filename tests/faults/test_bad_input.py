@@ -18,7 +18,7 @@ from helpers.__main__ import REFUSED, main
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.machine_profiles import T4_COLAB
-from helpers.tables import REFERENCE
+from helpers.report.tables import REFERENCE
 from helpers.weights import store
 
 SPLIT = ("--percent", "100", "0", "100", "0", "100", "0")

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from factories import disk_series, done, make_record, mini, quiet
-from helpers import lab, points, report, results
+from helpers import lab, points, results
 from helpers.engine import launcher
+from helpers.report import document
 from helpers.results import Log, MemorySeries, Samples
 from helpers.settings import Workload
 
@@ -66,7 +67,7 @@ def test_a_log_of_100_000_records_loads_and_analyses(long_log, tmp_path):
         latest = Log(long_log).latest()
     assert len(latest) == RUNS
     with within(ANALYSE_S, "analyze"):
-        report.analyze(long_log, tmp_path / "out")
+        document.analyze(long_log, tmp_path / "out")
     assert (tmp_path / "out" / "report.html").stat().st_size < 5e6
 
 
@@ -133,7 +134,7 @@ def sweep(count: int, output, offload) -> list[float]:
         seconds.append(time.monotonic() - began)
         done(record)
         if number % 10 == 9:
-            report.write(points.read(output / results.LOG_NAME), output)
+            document.write(points.read(output / results.LOG_NAME), output)
     return seconds
 
 

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from factories import T4, make_record
-from helpers import report, tables
 from helpers.errors import Refused
+from helpers.report import document, tables
 from helpers.results import Log
 from helpers.settings import OffloadSplit
 
@@ -16,7 +16,7 @@ from helpers.settings import OffloadSplit
 @pytest.fixture(scope="module")
 def handed_in(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    return folder, report.analyze(tables.REFERENCE, folder)
+    return folder, document.analyze(tables.REFERENCE, folder)
 
 
 def test_all_that_was_promised_is_written(handed_in):
@@ -61,7 +61,7 @@ def test_a_question_of_which_only_a_shared_run_is_there_is_a_sentence(tmp_path):
     log = Log(tmp_path / "results.jsonl")
     log.append(shared)
     log.append(own)
-    report.analyze(log.path, tmp_path)
+    document.analyze(log.path, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for question in ("q1", "q2", "q3"):
         assert f"other questions share are in the figures (100 % disk): `python -m helpers run {question}`" in text
@@ -71,7 +71,7 @@ def test_a_question_of_which_only_a_shared_run_is_there_is_a_sentence(tmp_path):
 def test_a_log_gives_machine_versions_and_commands(tmp_path):
     log = Log(tmp_path / "results.jsonl")
     log.append(make_record("50 50 100 0 100 0", notes=("a <b>note</b>",)))
-    report.analyze(log.path, tmp_path / "out")
+    document.analyze(log.path, tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     for words in ("Tesla T4", "14.6 GiB", "torch 2.11", "python ...", "measured on CUDA", "Missing"):
         assert words in text
@@ -79,12 +79,12 @@ def test_a_log_gives_machine_versions_and_commands(tmp_path):
 
 
 def test_what_a_person_says_of_the_machine_is_put_in(tmp_path):
-    report.write(T4, tmp_path, machine_text="A laptop under a desk.")
+    document.write(T4, tmp_path, machine_text="A laptop under a desk.")
     assert "A laptop under a desk." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_one_row_is_enough_and_other_questions_say_there_is_nothing(tmp_path):
-    report.write([p for p in T4 if p.run_id == "q2-b1"], tmp_path)
+    document.write([p for p in T4 if p.run_id == "q2-b1"], tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.count("No run of this question") == 3
 
@@ -94,7 +94,7 @@ def test_runs_that_are_not_the_homeworks_are_listed(tmp_path):
         "model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s,status,reason\n"
         "opt-6.7b,20 80 100 0 100 0,4,256,32,5.5,,\nopt-6.7b,30 70 100 0 100 0,4,256,32,,failed,oom <script>|\n"
     )
-    report.analyze(tmp_path / "f.csv", tmp_path)
+    document.analyze(tmp_path / "f.csv", tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "none of the homework's runs" in text and "5.500" in text and "failed: oom" in text
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -103,14 +103,14 @@ def test_runs_that_are_not_the_homeworks_are_listed(tmp_path):
 def test_a_file_that_is_refused_writes_nothing(tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(Refused):
-        report.analyze(tmp_path / "bad.csv", tmp_path / "out")
+        document.analyze(tmp_path / "bad.csv", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_other_runs_stand_apart_and_are_called_by_what_they_are(tmp_path):
     measured = [p.model_copy(update={"kind": "measured on CUDA"}) for p in T4]
     other = measured[0].model_copy(update={"run_id": "0123456789ab", "split": OffloadSplit.parse("20 80 100 0 100 0")})
-    report.write([*measured, other], tmp_path)
+    document.write([*measured, other], tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "20 % GPU + 80 % CPU, batch 4" in text.split("### Not the homework's")[1]
     assert "0123456789ab" not in text and "Beside the Colab T4" in text

@@ -11,13 +11,14 @@ from pathlib import Path
 import pandas as pd
 from markdown_it import MarkdownIt
 
-from helpers import analysis, figures, paths, points as rows_of_figures, tables
+from helpers import analysis, paths, points as rows_of_figures
 from helpers.analysis.values import in_line, listed, plain
 from helpers.engine.emulation import EMULATED_T4
-from helpers.figures import Plot
 from helpers.homework import QUESTIONS
 from helpers.points import Point, Rows, homework_rows
-from helpers.tables import Table
+from helpers.report import plots, tables
+from helpers.report.plots import Plot
+from helpers.report.tables import Table
 
 # What each question asks, under its heading.
 ASKED = {
@@ -96,12 +97,12 @@ def write(points: Sequence[Point], output_dir: str | Path, machine_text: str = "
     """
     points, output_dir = tuple(points), Path(output_dir)
     written: list[Path] = []
-    all_tables, all_plots = tables.every(points), figures.every(points)
+    all_tables, all_plots = tables.every(points), plots.every(points)
     for table in all_tables.values():
         written += tables.save(table, output_dir / "tables")
     for plot in all_plots.values():
         if plot.drawn:
-            figures.save(plot, output_dir / "figures")
+            plots.save(plot, output_dir / "figures")
             written.append(output_dir / "figures" / f"{plot.name}.png")
     text = markdown(points, all_tables, all_plots, machine_text)
     for name, content in (("report.md", text), ("report.html", page(text, all_plots))):

@@ -9,7 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from factories import T4, changed, disk_series, make_record
-from helpers import figures, points
+from helpers import points
+from helpers.report import plots
 from helpers.results import Samples
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -21,8 +22,8 @@ def words(plot):
 
 @pytest.mark.parametrize("name", ["q1_throughput", "q1_memory", "q1_parts", "q2", "q3", "q4_breakdown"])
 def test_each_plot_of_the_reference_is_drawn_with_units_and_kind(name, tmp_path):
-    plot = figures.every(T4)[name]
-    assert figures.save(plot, tmp_path) == plot.alt and plot.drawn
+    plot = plots.every(T4)[name]
+    assert plots.save(plot, tmp_path) == plot.alt and plot.drawn
     content = (tmp_path / f"{name}.png").read_bytes()
     assert content.startswith(PNG) and len(content) > 10_000
     assert "Quoted: t4-colab/figures.csv" in words(plot)
@@ -31,10 +32,10 @@ def test_each_plot_of_the_reference_is_drawn_with_units_and_kind(name, tmp_path)
 
 
 def test_values_and_achieved_split_stand_on_the_sweep():
-    shown = words(figures.q1_throughput(T4))
+    shown = words(plots.q1_throughput(T4))
     for text in ("65.8", "0.357", "50.1 % GPU", "49.9 % disk"):
         assert text in shown
-    assert figures.q1_throughput(T4).figure.axes[0].get_yscale() == "log"
+    assert plots.q1_throughput(T4).figure.axes[0].get_yscale() == "log"
 
 
 @pytest.mark.parametrize("name", ["q1_throughput", "q2"])
@@ -44,14 +45,14 @@ def test_values_and_achieved_split_stand_on_the_sweep():
 def test_a_log_axis_has_more_than_powers_of_ten_where_it_spans_few(name, factor, wanted, unwanted):
     speeds = {"q1_1": factor, "q1_2": factor / 2, "q1_3": 1.0, "q1_4": 1.0, "q1_5": 4.0, "q2_b1": 1.0, "q2_b16": factor}
     rows = changed(**{row: {"total_throughput_tok_s": speed} for row, speed in speeds.items()})
-    (axes, *_) = figures.every(rows)[name].figure.axes
+    (axes, *_) = plots.every(rows)[name].figure.axes
     low, high = axes.get_ylim()
     shown = {axes.yaxis.get_major_formatter()(tick) for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high}
     assert wanted <= shown and not unwanted & shown
 
 
 def test_no_text_is_cut():
-    for plot in figures.every(T4).values():
+    for plot in plots.every(T4).values():
         plot.figure.draw_without_rendering()
         box = plot.figure.bbox
         # Tick labels beyond the axis' limits exist, but are not drawn.
@@ -66,7 +67,7 @@ def test_no_text_is_cut():
 def test_disk_samples_are_drawn_with_the_repeats_marked():
     record = make_record(samples=Samples(disk=disk_series()))
     cold = make_record(samples=Samples(disk=disk_series()), settings={"page_cache": "cold"})
-    plot = figures.q4_disk([points.from_record("a", record), points.from_record("b", cold)])
+    plot = plots.q4_disk([points.from_record("a", record), points.from_record("b", cold)])
     assert plot.drawn and len(plot.figure.axes) == 4 and "MiB/s" in words(plot)
     assert "measured repeat" in words(plot) and plot.png().startswith(PNG)
 
@@ -75,18 +76,18 @@ def test_disk_samples_are_drawn_with_the_repeats_marked():
     (), T4[:1], T4[1:3], T4[-1:], changed(q1_1={"status": "failed", "reason": "$x$ oom"}),
 ])
 def test_missing_and_failed_rows_draw_what_there_is(rows):
-    for plot in figures.every(rows).values():
+    for plot in plots.every(rows).values():
         assert plot.png().startswith(PNG)
         assert plot.drawn or "nothing to draw" in plot.alt
 
 
 def test_a_source_with_dollar_signs_is_no_formula():
     rows = [p.model_copy(update={"source": r"$\frac{$ and $"}) for p in T4]
-    assert all(plot.png().startswith(PNG) for plot in figures.every(rows).values())
+    assert all(plot.png().startswith(PNG) for plot in plots.every(rows).values())
 
 
 def test_nothing_is_left_in_pyplot():
-    figures.every(T4)
+    plots.every(T4)
     if "matplotlib.pyplot" in sys.modules:
         assert not sys.modules["matplotlib.pyplot"].get_fignums()
-    assert isinstance(figures.q2(T4).figure, Figure)
+    assert isinstance(plots.q2(T4).figure, Figure)

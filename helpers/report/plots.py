@@ -18,7 +18,7 @@ from helpers.analysis.values import Value, latency, listed, pass_time, plain, se
 from helpers.homework import QUESTIONS, Row
 from helpers.placement import TIERS
 from helpers.points import Point, Rows, homework_rows
-from helpers.tables import provenance
+from helpers.report.tables import provenance
 
 # Okabe and Ito's palette, told apart with any colour vision: jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, VERMILION, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#767676"

@@ -1,0 +1,1 @@
+"""Tables, plots, and the document to hand in."""
