@@ -477,7 +477,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
     written = document.analyze(options.file, options.output)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
-    print(f"beside it: document.md, tables/, figures/ ({len(written)} files in all)")
+    print(f"beside it: report.md, tables/, figures/ ({len(written)} files in all)")
     return DONE
 
 

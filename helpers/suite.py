@@ -17,7 +17,8 @@ from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 from traitlets.config import Config
 
-from helpers import paths, points, results
+from helpers import paths, results
+from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.report import document
@@ -88,7 +89,7 @@ def run(
 
 def write_report(output_dir: Path) -> list[Path]:
     """The report of everything in the output folder's log. Raises Refused if there is nothing in it."""
-    return document.write(points.read(output_dir / results.LOG_NAME), output_dir)
+    return document.write(readers.read(output_dir / results.LOG_NAME), output_dir)
 
 
 def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import psutil
 
-from helpers import lab, points
+from helpers import lab
+from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.report.tables import REFERENCE
 from helpers.results import DiskSeries, Machine, Repeat, RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
-T4 = points.read(REFERENCE)
+T4 = readers.read(REFERENCE)
 WORK = Workload(gpu_batch_size=4, prompt_len=32, gen_len=8)
 MACHINE = Machine(name="Tesla T4", cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from factories import T4, make_record
-from helpers import analysis, points
+from helpers import analysis
+from helpers.analysis import matching, readers
+from helpers.analysis.runs import from_record
 from helpers.engine.direct_reader import DirectReader
 from helpers.homework import QUESTIONS
 from helpers.report import document, plots, tables
@@ -27,7 +29,7 @@ def three(direct_s=DIRECT_S, stock_s=STOCK_S, **fields):
     """The run with all weights on disk: as the page cache comes, cold, and cold with the direct reader."""
     runs = {"q1-5": record({}, NATURAL_S, **fields), "q4-disk-cold": record(COLD, stock_s, **fields),
             "q4-disk-direct": record(DIRECT, direct_s, **fields)}
-    return tuple(points.from_record(name, one) for name, one in runs.items())
+    return tuple(from_record(name, one) for name, one in runs.items())
 
 
 def words(rows):
@@ -39,8 +41,8 @@ def words(rows):
 
 def test_the_direct_run_changes_no_table_plot_or_answer_of_the_homework():
     *homework, direct = three()
-    assert points.homework_rows([*homework, direct]).by_id == points.homework_rows(homework).by_id
-    assert points.homework_rows([*homework, direct]).notes == points.homework_rows(homework).notes
+    assert matching.homework_rows([*homework, direct]).by_id == matching.homework_rows(homework).by_id
+    assert matching.homework_rows([*homework, direct]).notes == matching.homework_rows(homework).notes
     with_it, without = tables.every([*homework, direct]), tables.every(homework)
     assert set(with_it) - set(without) == {"disk_readers"}
     for name, table in without.items():
@@ -58,7 +60,7 @@ def test_every_run_lists_it_as_not_the_homeworks_under_its_name(tmp_path):
     log = Log(tmp_path / "results.jsonl")
     for latencies, settings in ((NATURAL_S, {}), (STOCK_S, COLD), (DIRECT_S, DIRECT)):
         log.append(record(settings, latencies))
-    rows = points.read(log.path)
+    rows = readers.read(log.path)
     assert [point.run_id for point in rows] == ["q1-5", "q4-disk-cold", "q4-disk-direct"]
     assert tables.all_rows(rows).frame["in_homework"].tolist() == [True, True, False]
     document.write(rows, tmp_path)
@@ -71,15 +73,15 @@ def test_every_run_lists_it_as_not_the_homeworks_under_its_name(tmp_path):
     DIRECT | {"overlap": False}, DIRECT | {"compress_weight": True}, DIRECT | {"model": "opt-125m"},
 ])
 def test_another_run_with_the_direct_reader_is_not_taken_for_it(settings):
-    other = points.from_record("other", record(settings, DIRECT_S))
+    other = from_record("other", record(settings, DIRECT_S))
     assert "No run with the direct reader" in words([*three()[:2], other])
 
 
 def test_of_two_runs_the_last_done_one_counts():
     *homework, first = three()
-    second = points.from_record("again", record(DIRECT, ((1.0,),)))
+    second = from_record("again", record(DIRECT, ((1.0,),)))
     failed = first.model_copy(update={"status": "failed", "reason": "oom", "total_throughput_tok_s": None})
-    assert points.homework_rows([first, second, failed, *homework]).done("q4-disk-direct") == second
+    assert matching.homework_rows([first, second, failed, *homework]).done("q4-disk-direct") == second
 
 
 # ---- what it says
@@ -158,10 +160,10 @@ def test_with_the_run_the_report_and_the_tables_have_it(tmp_path):
 def test_a_failed_run_is_a_row_with_its_reason():
     failure = Failure(kind="disk_full", message="no room")
     *homework, _ = three()
-    failed = points.from_record("x", record(DIRECT, (), status="failed", failure=failure))
+    failed = from_record("x", record(DIRECT, (), status="failed", failure=failure))
     text = tables.disk_readers([*homework, failed]).markdown
     assert "failed: disk\\_full: no room" in text and "no room" in words([*homework, failed])
-    stock_failed = points.from_record("x", record(COLD, (), status="failed", failure=failure))
+    stock_failed = from_record("x", record(COLD, (), status="failed", failure=failure))
     assert "nothing to compare" in words([homework[0], stock_failed, three()[2]])
 
 

@@ -4,7 +4,8 @@
 import pytest
 from hypothesis import given, settings as budget, strategies as st
 
-from helpers import models, points
+from helpers import models
+from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.placement import place
 from helpers.predict.memory_model import (
@@ -36,7 +37,7 @@ def run_of(point):
     )
 
 
-T4_PEAKS = [point for point in points.read(REFERENCE) if point.peak_gpu_mem_gib is not None]
+T4_PEAKS = [point for point in readers.read(REFERENCE) if point.peak_gpu_mem_gib is not None]
 # Stock FlexGen 0.1.8 with torch 2.11 on an NVIDIA H200.
 H200_PEAKS = [("100 0", 2.830), ("50 50", 1.706), ("50 0", 1.738), ("0 50", 0.610), ("0 0", 0.610)]
 

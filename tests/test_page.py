@@ -7,7 +7,8 @@ import warnings
 import pytest
 
 from factories import T4, make_record
-from helpers import homework, notebook, points
+from helpers import homework, notebook
+from helpers.analysis.runs import from_record
 from helpers.notebook import Page
 from helpers.report import tables
 
@@ -23,7 +24,7 @@ def page(tmp_path, monkeypatch):
 def emulated():
     settings = ({}, {"page_cache": "cold"}, {"debug_mode": "breakdown"})
     records = [make_record(settings=one, kind="measured on the emulated GPU") for one in settings]
-    return [points.from_record(str(i), record) for i, record in enumerate(records)]
+    return [from_record(str(i), record) for i, record in enumerate(records)]
 
 
 def with_figures(rows):

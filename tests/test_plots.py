@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from factories import T4, changed, disk_series, make_record
-from helpers import points
+from helpers.analysis.runs import from_record
 from helpers.report import plots
 from helpers.results import Samples
 
@@ -67,7 +67,7 @@ def test_no_text_is_cut():
 def test_disk_samples_are_drawn_with_the_repeats_marked():
     record = make_record(samples=Samples(disk=disk_series()))
     cold = make_record(samples=Samples(disk=disk_series()), settings={"page_cache": "cold"})
-    plot = plots.q4_disk([points.from_record("a", record), points.from_record("b", cold)])
+    plot = plots.q4_disk([from_record("a", record), from_record("b", cold)])
     assert plot.drawn and len(plot.figure.axes) == 4 and "MiB/s" in words(plot)
     assert "measured repeat" in words(plot) and plot.png().startswith(PNG)
 

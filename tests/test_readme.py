@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from helpers import __main__ as command_line, paths, points
+from helpers import __main__ as command_line, paths
+from helpers.analysis import readers
 from helpers.machine_profiles import T4_COLAB, T4_GCP
 from helpers.predict.time_model import predict
 from helpers.report.tables import REFERENCE
@@ -100,7 +101,7 @@ def test_the_errors_on_a_measured_machine_are_those_that_its_profile_makes(name,
 
 def test_the_error_of_the_predicted_memory_is_as_said():
     said = float(re.search(r"Peak GPU memory is within\s+([\d.]+) %", README)[1])
-    peaks = {point.run_id: point.peak_gpu_mem_gib for point in points.read(REFERENCE) if point.peak_gpu_mem_gib}
+    peaks = {point.run_id: point.peak_gpu_mem_gib for point in readers.read(REFERENCE) if point.peak_gpu_mem_gib}
     predicted = {name: predict(HAND_IN[name].settings, T4_COLAB).peak_gpu_mem_gib for name in peaks}
     worst = max(abs(predicted[name] / peak - 1) for name, peak in peaks.items())
     assert said - 0.1 <= 100 * worst <= said
@@ -108,8 +109,8 @@ def test_the_error_of_the_predicted_memory_is_as_said():
 
 
 def test_the_figures_of_two_machines_are_the_references_own():
-    h200 = {point.run_id: point for point in points.read(paths.ROOT / "outputs/reference/h200/results.jsonl")}
-    t4 = {point.run_id: point for point in points.read(REFERENCE)}
+    h200 = {point.run_id: point for point in readers.read(paths.ROOT / "outputs/reference/h200/results.jsonl")}
+    t4 = {point.run_id: point for point in readers.read(REFERENCE)}
     section = README.split("## The same homework on two machines")[1].split("\n## ")[0]
     lines = re.findall(r"^\| \(\d\).*", section, re.MULTILINE)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from factories import disk_series, make_record, save_config
-from helpers import models, paths, points
+from helpers import models, paths
+from helpers.analysis import readers
 from helpers.errors import Refused
 from helpers.results import SCHEMA_VERSION, Failure, Log, MemorySeries, Repeat, RunRecord, Samples, Sweep
 
@@ -148,7 +149,8 @@ def test_a_pipe_or_a_folder_is_no_log_and_nobody_waits_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
     for name, kind in (("pipe.jsonl", "a device or a pipe"), ("folder.jsonl", "a folder")):
-        for touch in (lambda path: list(Log(path)), lambda path: Log(path).latest(), paths.check_writable, points.read):
+        touches = (lambda path: list(Log(path)), lambda path: Log(path).latest(), paths.check_writable, readers.read)
+        for touch in touches:
             with pytest.raises(Refused, match=f"{name}: {kind}, not a file"):
                 touch(tmp_path / name)
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from factories import T4, changed, make_record
-from helpers import points
+from helpers.analysis.runs import from_record
 from helpers.models import resolve
 from helpers.placement import place
 from helpers.report import tables
@@ -47,13 +47,13 @@ def test_a_failed_row_keeps_its_place_with_its_reason():
 
 
 def test_repeats_show_their_range():
-    point = points.from_record("x", make_record())
+    point = from_record("x", make_record())
     text = tables.q1([point]).shown["Throughput (token/s)"][4]
     assert text == "16.000 (14.545 to 17.778)"
     assert "Medians of the repeats, with their range" in tables.q1([point]).caption
 
 
-@pytest.mark.parametrize("rows", [(), T4[:1], T4[4:5], T4[::2], T4, (points.from_record("x", make_record()),)])
+@pytest.mark.parametrize("rows", [(), T4[:1], T4[4:5], T4[::2], T4, (from_record("x", make_record()),)])
 def test_no_table_shows_what_is_not_a_figure(rows):
     for table in tables.every(rows).values():
         assert not re.search(r"\b(nan|None|NaN|NA|inf)\b|np\.|float64", table.markdown), table.name
@@ -75,7 +75,7 @@ def test_the_reference_beside_itself_is_one():
 
 
 def test_other_work_beside_the_reference_says_so():
-    table = tables.comparison([points.from_record("x", make_record())])
+    table = tables.comparison([from_record("x", make_record())])
     assert "Not the same work" in table.caption and "opt-mini" in table.caption and len(table.frame) == 1
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings as budget, strategies as st
 
-from helpers import machine_profiles, models, points
+from helpers import machine_profiles, models
+from helpers.analysis import readers
 from helpers.errors import Refused
 from helpers.machine import MachineCeilings
 from helpers.machine_profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
@@ -29,7 +30,7 @@ def run(percent, batch=4, batches=1, prompt_len=128, gen_len=16, model="opt-1.3b
 
 
 def hand_in():
-    for point in points.read(REFERENCE):
+    for point in readers.read(REFERENCE):
         if point.total_throughput_tok_s is not None:
             settings = run(str(point.split), point.workload.gpu_batch_size, compress_weight=point.compress_weight)
             yield point.run_id, Measured(settings, point.total_throughput_tok_s)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers import models
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -26,7 +28,6 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.homework import QUESTIONS
-from helpers.points import Point, Rows, homework_rows
 from helpers.predict import memory_model
 from helpers.settings import RunSettings
 from helpers.units import GIB

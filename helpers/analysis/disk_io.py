@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import (
     CLOSE_WITHIN,
     EMULATED,
@@ -24,7 +26,6 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.homework import QUESTIONS
-from helpers.points import Point, Rows, homework_rows
 
 # The homework's rule, and how its words are read here.
 LARGE_REQUEST_KB = 32

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import (
     EMULATED,
     SAME_WITHIN,
@@ -24,7 +26,6 @@ from helpers.analysis.values import (
 )
 from helpers.engine.emulation import EMULATED_T4
 from helpers.homework import EXTRAS, QUESTIONS, Row
-from helpers.points import Point, Rows, homework_rows
 
 STOCK = next(row for row in QUESTIONS["q4"] if row.page_cache == "cold")
 (DIRECT,) = EXTRAS["q4"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import EMULATED, latency, listed, percent, rate, size
 from helpers.homework import QUESTIONS, Row
-from helpers.points import Point, Rows, homework_rows
 
 # Shares of the needed bytes that the disk gave.
 COLD_FROM = 0.9

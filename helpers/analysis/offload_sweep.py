@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import (
     FAR,
     Answer,
@@ -26,7 +28,6 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.homework import QUESTIONS
-from helpers.points import Point, Rows, homework_rows
 
 PARTS = {"compute": "computing", "PCIe": "PCIe", "Disk": "the disk tier"}
 STEPS = (("q1-1", "q1-2"), ("q1-2", "q1-3"), ("q1-3", "q1-4"), ("q1-4", "q1-5"))

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from helpers.analysis.matching import Rows
+from helpers.analysis.runs import Point
 from helpers.homework import Row
-from helpers.points import Point, Rows
 
 # The emulation paces both links: where a read comes from makes no difference to its times.
 EMULATED = "measured on the emulated GPU"

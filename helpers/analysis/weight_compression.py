@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -22,7 +24,6 @@ from helpers.analysis.values import (
     uncapital,
 )
 from helpers.homework import QUESTIONS
-from helpers.points import Point, Rows, homework_rows
 
 SCENARIOS = (("(α)", "100 % GPU", "q1-1", "q3-gpu-4bit"), ("(β)", "100 % disk", "q1-5", "q3-disk-4bit"))
 

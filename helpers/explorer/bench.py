@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from helpers import homework, lab, machine_profiles, models, points, results
+from helpers import homework, lab, machine_profiles, models, results
+from helpers.analysis import readers, runs
+from helpers.analysis.runs import from_record
 from helpers.analysis.values import Value, throughput
 from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
@@ -33,7 +35,7 @@ class MeasuredRun:
     """A run with figures: what it was, who measured it, token/s with the range of repeats, peak GPU memory."""
 
     settings: RunSettings
-    kind: points.Kind
+    kind: runs.Kind
     source: str
     throughput_tok_s: Value
     peak_gpu_mem_gib: float | None
@@ -150,14 +152,14 @@ def _logged(output: Path, where: Machine) -> Iterator[MeasuredRun]:
             latest[record.key] = record
     for record in latest.values():
         if record.settings.debug_mode is None and record.repeats:
-            point = points.from_record(record.key, record)
+            point = from_record(record.key, record)
             yield MeasuredRun(
                 record.settings, point.kind, point.source, throughput(point), point.peak_gpu_mem_gib
             )
 
 
 def _quoted() -> Iterator[MeasuredRun]:
-    for point in points.read_csv(REFERENCE):
+    for point in readers.read_csv(REFERENCE):
         speed = throughput(point)
         if speed and point.debug_mode is None:
             settings = RunSettings(

@@ -11,11 +11,13 @@ from pathlib import Path
 import pandas as pd
 from markdown_it import MarkdownIt
 
-from helpers import analysis, paths, points as rows_of_figures
+from helpers import analysis, paths
+from helpers.analysis import matching, readers
+from helpers.analysis.matching import Rows, homework_rows
+from helpers.analysis.runs import Point
 from helpers.analysis.values import in_line, listed, plain
 from helpers.engine.emulation import EMULATED_T4
 from helpers.homework import QUESTIONS
-from helpers.points import Point, Rows, homework_rows
 from helpers.report import plots, tables
 from helpers.report.plots import Plot
 from helpers.report.tables import Table
@@ -84,7 +86,7 @@ def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
 
     Raises Refused if the file cannot be read, or the folder not be written, before anything is.
     """
-    points = rows_of_figures.read(file)
+    points = readers.read(file)
     output_dir = paths.folder(output_dir, "--output")
     paths.check_writable(output_dir / "report.md")
     return write(points, output_dir)
@@ -202,7 +204,7 @@ def _obtained(points: Sequence[Point], machine_text: str) -> list[str]:
         blocks.append("Versions: " + ", ".join(f"{in_line(name)} {in_line(version)}" for name, version in found) + ".")
     if not machines:
         blocks.append("The figures do not say on which machine and with which versions they were obtained.")
-    names = rows_of_figures.names(points)
+    names = matching.names(points)
     commands = [f"{name}: {p.command}" for name, p in zip(names, points) if p.command]
     if commands:
         shown = ["    " + " ".join(command.split()) for command in commands[:MOST_LINES]]

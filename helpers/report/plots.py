@@ -13,11 +13,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from helpers import analysis
 from helpers.analysis.batch_size import BATCHES
+from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.offload_sweep import number
+from helpers.analysis.runs import Point
 from helpers.analysis.values import Value, latency, listed, pass_time, plain, seconds, throughput
 from helpers.homework import QUESTIONS, Row
 from helpers.placement import TIERS
-from helpers.points import Point, Rows, homework_rows
 from helpers.report.tables import provenance
 
 # Okabe and Ito's palette, told apart with any colour vision: jfly.uni-koeln.de/color

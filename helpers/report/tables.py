@@ -12,12 +12,14 @@ import pandas as pd
 from helpers import analysis, paths
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.disk_readers import DIRECT, STOCK
+from helpers.analysis.matching import Rows, homework_rows, names
 from helpers.analysis.offload_sweep import STEPS, number
+from helpers.analysis.readers import read_csv
+from helpers.analysis.runs import Point
 from helpers.analysis.values import Value, capital, gib, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
 from helpers.machine import MachineCeilings
 from helpers.placement import TIERS
-from helpers.points import Point, Rows, homework_rows, names, read_csv
 
 NOT_KNOWN = "—"
 MORE_THAN_THEORY = 1.02  # times a theoretical ceiling: what a rounded one and a timer explain

@@ -13,8 +13,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
-from helpers import homework, lab, machine_profiles, models, notebook, points, suite
+from helpers import homework, lab, machine_profiles, models, notebook, suite
 from helpers.__main__ import REFUSED, main
+from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.machine_profiles import T4_COLAB
@@ -273,7 +274,7 @@ def test_any_bytes_are_figures_or_refused(here, content, suffix):
     path = here / f"any{suffix}"
     path.write_bytes(content)
     with pytest.raises(Refused):
-        points.read(path)
+        readers.read(path)
 
 
 # ---- a model's folder

@@ -69,10 +69,10 @@ def test_another_reader_of_the_same_disk_is_on_the_record(tmp_path, lab_home):
     (note,) = named_as_readers(disturbed)
     assert note.startswith(device)
     assert disturbed.samples.disk.idle_read_kib_per_s > 1024  # seen before the run too
-    from helpers import points
+    from helpers.analysis import readers
     from helpers.report import document
 
-    document.write(points.read(tmp_path / "disturbed" / results.LOG_NAME), tmp_path / "report")
+    document.write(readers.read(tmp_path / "disturbed" / results.LOG_NAME), tmp_path / "report")
     assert "something else read it too" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 

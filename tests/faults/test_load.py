@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from factories import disk_series, done, make_record, mini, quiet
-from helpers import lab, points, results
+from helpers import lab, results
+from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.report import document
 from helpers.results import Log, MemorySeries, Samples
@@ -134,7 +135,7 @@ def sweep(count: int, output, offload) -> list[float]:
         seconds.append(time.monotonic() - began)
         done(record)
         if number % 10 == 9:
-            document.write(points.read(output / results.LOG_NAME), output)
+            document.write(readers.read(output / results.LOG_NAME), output)
     return seconds
 
 

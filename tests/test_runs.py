@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from factories import WORK, disk_series, make_record
-from helpers import points
+from helpers.analysis import matching, readers
+from helpers.analysis.runs import from_record
 from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 from helpers.models import OptModel
@@ -38,7 +39,7 @@ def row(**cells):
 
 
 def test_a_record_gives_medians_with_the_range_of_its_repeats():
-    point = points.from_record("a", make_record())
+    point = from_record("a", make_record())
     assert point.wall_time_s == 2.0
     assert point.wall_time_s_range == pytest.approx((1.8, 2.2))
     assert point.total_throughput_tok_s == pytest.approx(32 / 2.0)
@@ -50,21 +51,21 @@ def test_a_record_gives_medians_with_the_range_of_its_repeats():
 
 
 def test_one_repeat_has_no_range():
-    point = points.from_record("a", make_record(latencies=((1.0, 1.0),)))
+    point = from_record("a", make_record(latencies=((1.0, 1.0),)))
     assert point.total_throughput_tok_s_range is None and point.repeats == 1
 
 
 def test_timers_become_flexgens_mean_and_a_median():
     repeat = Repeat(started_s=0.0, ended_s=1.0, pass_latencies_s=(1.0,), peak_gpu_mem_gib=1.0,
                     timers_s={"load_weight": (9.0, 1.0, 2.0), "compute_layer_decoding": (0.5, 0.1)})
-    point = points.from_record("a", make_record(repeats=(repeat,), kind="projected by FlexGen"))
+    point = from_record("a", make_record(repeats=(repeat,), kind="projected by FlexGen"))
     assert point.load_weight_s == statistics.fmean((9.0, 1.0, 2.0)) and point.load_weight_s_median == 2.0
     assert point.compute_layer_decoding_s == pytest.approx(0.3)
 
 
 def test_disk_peaks_are_those_of_the_measured_repeats_only():
     """Copying the weights before a run reads the disk too."""
-    point = points.from_record("a", make_record(samples=Samples(disk=disk_series())))
+    point = from_record("a", make_record(samples=Samples(disk=disk_series())))
     assert (point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak, point.disk_util_percent_peak) == (
         20.0, 200.0, 16.0, 2.0)
     assert point.windows_s == ((10.0, 15.0), (20.0, 25.0), (30.0, 35.0))
@@ -76,10 +77,10 @@ def test_disk_peaks_leave_out_what_was_read_at_a_windows_edges():
         time_s=(10.5, 12.0, 15.5), reads_per_s=(900.0, 20.0, 800.0), read_kib_per_s=(9000.0, 200.0, 8000.0),
         request_kib=(512.0, 16.0, 512.0), util_percent=(99.0, 2.0, 98.0),
     )
-    point = points.from_record("a", make_record(samples=Samples(disk=edges)))
+    point = from_record("a", make_record(samples=Samples(disk=edges)))
     assert (point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak) == (20.0, 200.0, 16.0)
     short = Repeat(started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0)
-    point = points.from_record("a", make_record(samples=Samples(disk=edges), repeats=(short,)))
+    point = from_record("a", make_record(samples=Samples(disk=edges), repeats=(short,)))
     assert point.disk_r_s_peak == 900.0
 
 
@@ -87,7 +88,7 @@ def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
     """Samples that hold idle time beside a short repeat say less than the disk's own count of it."""
     short = Repeat(started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0,
                    disk_read_bytes=200 * 1024)
-    point = points.from_record("a", make_record(samples=Samples(disk=disk_series()), repeats=(short,)))
+    point = from_record("a", make_record(samples=Samples(disk=disk_series()), repeats=(short,)))
     assert point.disk_rkb_s_peak == pytest.approx(1000.0)
 
 
@@ -99,25 +100,25 @@ def test_reads_that_no_sample_within_a_repeat_saw_leave_the_size_of_requests_unk
     )
     repeat = Repeat(started_s=10.0, ended_s=15.0, pass_latencies_s=(5.0,), peak_gpu_mem_gib=1.0,
                     disk_read_bytes=50 * 1024)
-    point = points.from_record("a", make_record(samples=Samples(disk=within), repeats=(repeat,)))
+    point = from_record("a", make_record(samples=Samples(disk=within), repeats=(repeat,)))
     assert point.disk_rkb_s_peak == pytest.approx(10.0)
     assert point.disk_r_s_peak is point.disk_rareq_kb_peak is point.disk_util_percent_peak is None
 
 
 def test_a_run_with_another_disk_reader_is_no_row_of_the_homework():
     direct = make_record(settings={"disk_reader": "direct"})
-    rows = points.homework_rows([points.from_record("a", direct)])
+    rows = matching.homework_rows([from_record("a", direct)])
     assert not rows.by_id and not rows.extras
 
 
 def test_no_disk_samples_is_unknown_not_zero():
-    point = points.from_record("a", make_record())
+    point = from_record("a", make_record())
     assert point.disk_r_s_peak is None and point.disk_rkb_s_peak is None
 
 
 def test_a_failed_record_is_a_point_with_its_reason_and_no_figures():
     failed = make_record(status="failed", failure=Failure(kind="gpu_oom", message="CUDA out of memory"))
-    point = points.from_record("a", failed)
+    point = from_record("a", failed)
     assert point.status == "failed" and "gpu_oom" in point.reason and "CUDA out of memory" in point.reason
     assert point.total_throughput_tok_s is None and point.peak_gpu_mem_gib is None
 
@@ -130,7 +131,7 @@ def test_the_last_done_record_of_a_run_wins_else_the_last_failure(tmp_path):
     log.append(make_record(**failure, failure=Failure(kind="error", message="later")))
     log.append(make_record("100 0 100 0 100 0", **failure, failure=Failure(kind="error", message="first")))
     log.append(make_record("100 0 100 0 100 0", **failure, failure=Failure(kind="error", message="last")))
-    disk, gpu = points.read(log.path)
+    disk, gpu = readers.read(log.path)
     assert (disk.run_id, disk.wall_time_s) == ("q1-5", 2.0)
     assert (gpu.run_id, gpu.status, gpu.reason) == ("q1-1", "failed", "error: last")
 
@@ -139,14 +140,14 @@ def test_a_log_without_records_is_refused(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text("\n")
     with pytest.raises(Refused, match="no readable record"):
-        points.read(path)
+        readers.read(path)
 
 
 # ---- CSV
 
 
 def test_the_reference_is_read_as_it_stands():
-    found = points.read(REFERENCE)
+    found = readers.read(REFERENCE)
     with open(REFERENCE, encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert [p.run_id for p in found] == [line["run_id"] for line in lines]
@@ -157,13 +158,13 @@ def test_the_reference_is_read_as_it_stands():
 
 
 def test_wall_time_follows_from_tokens_and_throughput_and_back():
-    disk = next(p for p in points.read(REFERENCE) if p.run_id == "q1-5")
+    disk = next(p for p in readers.read(REFERENCE) if p.run_id == "q1-5")
     derived = disk.model_copy(update={"wall_time_s": None})
     assert derived.latency_s == pytest.approx(disk.wall_time_s, rel=0.002)
 
 
 def test_a_wall_time_of_something_else_is_not_used():
-    point = next(p for p in points.read(REFERENCE) if p.run_id == "q1-5").model_copy(update={"wall_time_s": 300.0})
+    point = next(p for p in readers.read(REFERENCE) if p.run_id == "q1-5").model_copy(update={"wall_time_s": 300.0})
     assert point.figures_disagree and point.latency_s == pytest.approx(64 / 0.357)
 
 
@@ -176,13 +177,13 @@ def test_what_spreadsheets_do_to_a_csv_changes_nothing(tmp_path, encode):
     folder = tmp_path / "t4-colab"
     folder.mkdir()
     (folder / "figures.csv").write_bytes(encode(REFERENCE.read_text()))
-    assert points.read(folder / "figures.csv") == points.read(REFERENCE)
+    assert readers.read(folder / "figures.csv") == readers.read(REFERENCE)
 
 
 def test_optional_columns_may_be_left_out(tmp_path):
     path = write_csv(tmp_path / "f.csv", "opt-1.3b,0 0 100 0 100 0,4,128,16,0.5",
                      header="model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s")
-    (point,) = points.read(path)
+    (point,) = readers.read(path)
     assert point.total_throughput_tok_s == 0.5 and point.peak_gpu_mem_gib is None and not point.compress_weight
 
 
@@ -195,7 +196,7 @@ def test_optional_columns_may_be_left_out(tmp_path):
 def test_a_malformed_cell_is_refused_with_line_column_and_value(tmp_path, column, text):
     path = write_csv(tmp_path / "f.csv", row(), row(**{column: text}))
     with pytest.raises(Refused) as refused:
-        points.read(path)
+        readers.read(path)
     message = str(refused.value)
     assert "line 3" in message and "\n" not in message
     assert text.split(" ")[0] in message and column in message
@@ -210,14 +211,14 @@ def test_a_malformed_cell_is_refused_with_line_column_and_value(tmp_path, column
 def test_a_file_that_is_not_such_a_table_is_refused(tmp_path, content, complaint):
     (tmp_path / "f.csv").write_text(content)
     with pytest.raises(Refused, match=complaint):
-        points.read(tmp_path / "f.csv")
+        readers.read(tmp_path / "f.csv")
 
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "f.csv").write_bytes(b"\xff\xfe\x00\x01")
     for name in ("f.csv", "nothing.csv", "f.xlsx"):
         with pytest.raises(Refused):
-            points.read(tmp_path / name)
+            readers.read(tmp_path / name)
 
 
 @given(st.text(alphabet=string.printable, max_size=200))
@@ -226,10 +227,10 @@ def test_any_text_is_read_or_refused(text):
         path = Path(folder) / "f.csv"
         path.write_text(text, newline="")
         with pytest.raises(Refused):
-            points.read(path)
+            readers.read(path)
         path.write_text(HEADER + "\n" + text, newline="")
         try:
-            assert points.read(path)
+            assert readers.read(path)
         except Refused as error:
             assert "f.csv" in str(error)
 
@@ -238,9 +239,9 @@ def test_any_text_is_read_or_refused(text):
 
 
 def test_rows_are_matched_by_what_they_are_not_by_name():
-    renamed = [p.model_copy(update={"run_id": f"mine {i}"}) for i, p in enumerate(points.read(REFERENCE))]
-    rows = points.homework_rows(reversed(renamed))
-    original = points.homework_rows(points.read(REFERENCE))
+    renamed = [p.model_copy(update={"run_id": f"mine {i}"}) for i, p in enumerate(readers.read(REFERENCE))]
+    rows = matching.homework_rows(reversed(renamed))
+    original = matching.homework_rows(readers.read(REFERENCE))
     assert {k: v.total_throughput_tok_s for k, v in rows.by_id.items()} == {
         k: v.total_throughput_tok_s for k, v in original.by_id.items()}
     wanted = {r.id for question in QUESTIONS.values() for r in question} - {"q4-disk-cold"}
@@ -248,18 +249,18 @@ def test_rows_are_matched_by_what_they_are_not_by_name():
 
 
 def test_the_fullest_campaign_is_taken_and_the_others_are_named():
-    t4 = points.read(REFERENCE)
-    other = points.from_record("x", make_record())
-    rows = points.homework_rows([other, *t4])
+    t4 = readers.read(REFERENCE)
+    other = from_record("x", make_record())
+    rows = matching.homework_rows([other, *t4])
     assert rows.first.model == "opt-1.3b" and any("opt-mini" in note for note in rows.notes)
 
 
 def test_cold_and_natural_runs_are_not_mixed_up():
-    natural = points.from_record("n", make_record())
-    cold = points.from_record("c", make_record(settings={"page_cache": "cold"}))
-    rows = points.homework_rows([cold, natural])
+    natural = from_record("n", make_record())
+    cold = from_record("c", make_record(settings={"page_cache": "cold"}))
+    rows = matching.homework_rows([cold, natural])
     assert rows.by_id["q1-5"] == natural and rows.by_id["q4-disk-cold"] == cold
-    assert points.homework_rows([cold]).by_id["q1-5"] == cold
+    assert matching.homework_rows([cold]).by_id["q1-5"] == cold
 
 
 def test_two_models_that_a_folder_had_are_not_one():
@@ -270,9 +271,9 @@ def test_two_models_that_a_folder_had_are_not_one():
         for percent, shape in (("50 50 100 0 100 0", shapes[0]), ("50 0 100 0 100 0", shapes[1]),
                                ("0 50 100 0 100 0", shapes[1]))
     ]
-    measured = [points.from_record(str(n), record) for n, record in enumerate(records)]
-    assert [len(group) for group in points.campaigns(measured)] == [1, 2]
-    rows = points.homework_rows(measured)
+    measured = [from_record(str(n), record) for n, record in enumerate(records)]
+    assert [len(group) for group in matching.campaigns(measured)] == [1, 2]
+    rows = matching.homework_rows(measured)
     assert set(rows.by_id) == {"q1-3", "q1-4"} and "when it had 2 layers, 128 wide" in rows.notes[0]
     assert [p.placement.total_bytes for p in measured] == [
         place(shape, 50, 50, False).total_bytes for shape in (shapes[0], shapes[1], shapes[1])
@@ -284,19 +285,19 @@ def test_the_note_on_other_campaigns_says_in_what_they_differ():
     kinds = [{}, {"workload": longer}, {"attn_sparsity": 0.5}]
     records = [make_record(settings=options) for options in kinds]
     records += [make_record(percent="100 0 100 0 100 0")]
-    (note,) = points.homework_rows([points.from_record(str(n), r) for n, r in enumerate(records)]).notes
+    (note,) = matching.homework_rows([from_record(str(n), r) for n, r in enumerate(records)]).notes
     assert note.endswith("rows of others: 1 of generated 9; 1 of --attn-sparsity 0.5.")
 
 
 def test_a_run_with_other_options_is_no_row_beside_plain_ones():
-    plain = points.from_record("p", make_record())
-    sparse = points.from_record("s", make_record(settings={"overlap": False}))
+    plain = from_record("p", make_record())
+    sparse = from_record("s", make_record(settings={"overlap": False}))
     assert "--overlap false" in sparse.other_options
-    assert len(points.campaigns([plain, sparse])) == 2
+    assert len(matching.campaigns([plain, sparse])) == 2
 
 
 def test_of_two_same_runs_the_last_done_one_counts():
-    first, second = (points.from_record("a", make_record(latencies=((s,),))) for s in (4.0, 2.0))
+    first, second = (from_record("a", make_record(latencies=((s,),))) for s in (4.0, 2.0))
     failed = first.model_copy(update={"status": "failed", "reason": "oom"})
-    rows = points.homework_rows([first, second, failed])
+    rows = matching.homework_rows([first, second, failed])
     assert rows.done("q1-5") == second and "same run" in rows.notes[0]
