@@ -42,8 +42,8 @@ def read_cold() -> None:
     """Keep the disk tier out of the page cache: each file as it is read, and all as soon as they are written."""
     from flexgen import pytorch_backend
 
-    from helpers.engine.mends import CopyQueue
     from helpers.engine.page_cache import ColdReads, drop, write_back
+    from helpers.engine.patches import CopyQueue
 
     cold = ColdReads()
     cold.watch_memory_maps()

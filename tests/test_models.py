@@ -12,7 +12,7 @@ import pytest
 
 from factories import mini
 from helpers import models
-from helpers.engine import mends
+from helpers.engine import patches
 from helpers.errors import Refused
 
 IML_NAMES = ("opt-iml-1.3b", "opt-iml-30b", "opt-iml-max-1.3b", "opt-iml-max-30b")
@@ -26,7 +26,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def flexgen():
-    return mends.import_flexgen()
+    return patches.import_flexgen()
 
 
 @pytest.fixture

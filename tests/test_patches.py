@@ -19,13 +19,13 @@ import torch
 
 from factories import done, mini, quiet, run_one
 from helpers import paths
-from helpers.engine import mends, worker
+from helpers.engine import patches, worker
 from helpers.weights import store
 
 
 @pytest.fixture(scope="module")
 def flexgen():
-    return mends.import_flexgen()
+    return patches.import_flexgen()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def cpu(backend):
 
 
 def test_flexgen_is_imported_without_transformers():
-    code = "import sys; from helpers.engine import mends; flex_opt = mends.import_flexgen(); " \
+    code = "import sys; from helpers.engine import mends; flex_opt = patches.import_flexgen(); " \
            "assert flex_opt.OptLM and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=True)
 
@@ -74,7 +74,7 @@ def test_flexgen_is_imported_without_transformers():
 def test_a_transformers_that_is_there_stays_there(monkeypatch):
     there = SimpleNamespace()
     monkeypatch.setitem(sys.modules, "transformers", there)
-    mends.import_flexgen()
+    patches.import_flexgen()
     assert sys.modules["transformers"] is there
 
 
@@ -94,7 +94,7 @@ def test_a_compressed_copy_indexes_with_lists_unless_mended(backend, cpu):
 
     with pytest.warns(UserWarning, match="non-tuple sequence"):
         copied()
-    mends.index_with_tuples(compression)
+    patches.index_with_tuples(compression)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(copied(), source.data[0].data)
@@ -119,7 +119,7 @@ def weight_file(tmp_path):
 
 def test_a_weight_on_disk_is_copied_unless_mended(backend, disk, weight_file):
     assert not os.path.samefile(loaded(backend, disk, weight_file).data, weight_file)
-    mends.link_weights_on_disk(backend)
+    patches.link_weights_on_disk(backend)
     tensor = loaded(backend, disk, weight_file)
     assert os.path.samefile(tensor.data, weight_file)
     assert np.array_equal(np.load(tensor.data), np.load(weight_file))
@@ -135,13 +135,13 @@ def test_where_no_link_can_be_made_the_weight_is_copied(backend, disk, weight_fi
         if os.stat(other).st_dev == os.stat(weight_file).st_dev:
             pytest.skip("/dev/shm is the file system of the temporary folder")
         disk.path = other
-        mends.link_weights_on_disk(backend)
+        patches.link_weights_on_disk(backend)
         tensor = loaded(backend, disk, weight_file)
         assert np.array_equal(np.load(tensor.data), np.load(weight_file))
 
 
 def test_a_weight_in_memory_is_read_as_before(backend, cpu, weight_file):
-    mends.link_weights_on_disk(backend)
+    patches.link_weights_on_disk(backend)
     tensor = cpu.allocate((3, 4), np.float16)
     tensor.load_from_np_file(str(weight_file))
     assert tensor.data[2, 3] == 11 and os.stat(weight_file).st_nlink == 1
@@ -174,7 +174,7 @@ def test_what_moves_to_disk_is_deleted_before_it_is_copied_unless_mended(backend
     assert source.data is None  # what a copy thread would now read
 
     disk.asked.clear()
-    mends.finish_moves_to_and_from_disk(backend)
+    patches.finish_moves_to_and_from_disk(backend)
     moved = on_cpu(backend, cpu, values).move(disk)
     assert np.array_equal(np.load(moved.data), values.numpy())
     file = moved.data
@@ -184,7 +184,7 @@ def test_what_moves_to_disk_is_deleted_before_it_is_copied_unless_mended(backend
 
 
 def test_what_is_there_already_does_not_move(backend, disk, cpu):
-    mends.finish_moves_to_and_from_disk(backend)
+    patches.finish_moves_to_and_from_disk(backend)
     for tensor in (on_cpu(backend, cpu, torch.zeros(2)), disk.allocate((2,), np.float16)):
         assert tensor.move(tensor.device) is tensor
 
@@ -204,13 +204,13 @@ def test_a_gather_from_memory_fails_unless_mended(backend, cpu):
 
     with pytest.raises(RuntimeError, match="Boolean value of Tensor"):
         gathered()
-    mends.gather_in_memory(backend)
+    patches.gather_in_memory(backend)
     expected = np.take_along_axis(source.data.numpy(), rows.numpy()[:, :, None], axis=0)
     assert np.array_equal(gathered()[:3].numpy(), expected) and not gathered()[3].any()
 
 
 def test_a_gather_from_disk_and_a_plain_copy_are_flexgens(backend, disk, cpu):
-    mends.gather_in_memory(backend)
+    patches.gather_in_memory(backend)
     to, rows = cpu.allocate((2, 2, 8), np.float16), torch.tensor([[1, 0], [0, 1]])
     stored = disk.allocate((5, 2, 8), np.float16)
     backend.general_copy(to, (slice(0, 2), slice(0, 2)), stored, rows)
@@ -236,7 +236,7 @@ def test_without_overlap_nothing_waits_for_the_copy_threads_unless_mended(backen
     getattr(flexgen.OptLM, step)(lm, 1, 0, 0, overlap=False)
     assert order == ["asked"]
     order.clear()
-    mends.wait_where_nothing_overlaps(flexgen)
+    patches.wait_where_nothing_overlaps(flexgen)
     getattr(flexgen.OptLM, step)(lm, 1, 0, 0, overlap=False)
     assert order == ["asked", "there"]
     order.clear()
@@ -266,7 +266,7 @@ def test_a_pinned_buffer_is_memory_of_this_process_in_place_from_its_first_page_
     cuda = Cuda()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     before = resident_bytes()
-    with mends.pinned_side_by_side():
+    with patches.pinned_side_by_side():
         buffer = torch.empty((2**26,), dtype=torch.float16, pin_memory=True)  # as FlexGen asks
     assert cuda.pinned == {buffer.data_ptr(): 2**27}
     assert buffer.shape == (2**26,) and buffer.dtype == torch.float16
@@ -276,7 +276,7 @@ def test_a_pinned_buffer_is_memory_of_this_process_in_place_from_its_first_page_
 def test_a_buffer_of_nothing_is_not_pinned_and_other_tensors_are_torchs_own(monkeypatch):
     cuda = Cuda()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
-    with mends.pinned_side_by_side():
+    with patches.pinned_side_by_side():
         assert torch.empty((0,), dtype=torch.float16, pin_memory=True).numel() == 0
         assert torch.empty(7, dtype=torch.float16).shape == (7,) and torch.ones(2).sum() == 2
     assert not cuda.pinned
@@ -300,7 +300,7 @@ def test_where_cuda_does_not_pin_it_torch_is_asked_as_before(monkeypatch):
             return str(error)
 
     as_before = answer()
-    with mends.pinned_side_by_side():
+    with patches.pinned_side_by_side():
         assert answer() == as_before
     assert len(cuda.pinned) == 1 and told == ["cuda"]
 
@@ -349,7 +349,7 @@ def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
 
 def test_a_copy_is_only_done_when_what_follows_it_is():
     order, copies = [], queue.Queue()
-    seen = mends.CopyQueue(copies, lambda: None, after_copy=lambda: order.append(copies.unfinished_tasks))
+    seen = patches.CopyQueue(copies, lambda: None, after_copy=lambda: order.append(copies.unfinished_tasks))
     copies.put_nowait("a copy")
     assert seen.get() == "a copy" and order == []
     seen.task_done()

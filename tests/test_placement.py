@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from factories import mini
 from helpers import models
-from helpers.engine import mends
+from helpers.engine import patches
 from helpers.placement import TIERS, asked_and_achieved, place, stored_bytes, tiers_of_layer
 
 SPLITS = [(gpu, cpu) for gpu in range(101) for cpu in range(101 - gpu)]
@@ -19,7 +19,7 @@ ALL_MODELS = tuple(models.KNOWN_MODELS.values())
 
 @pytest.fixture(scope="module")
 def flexgen():
-    return mends.import_flexgen()
+    return patches.import_flexgen()
 
 
 class StandInTier:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from factories import mini, save_config
 from helpers import models
-from helpers.engine import mends
+from helpers.engine import patches
 from helpers.errors import Refused
 from helpers.settings import SHORTEST_PROMPT, OffloadSplit, RunSettings, Workload
 
@@ -166,7 +166,7 @@ def test_one_model_has_one_name_and_one_key(name):
 @pytest.fixture(scope="module")
 def flexgen_parser():
     parser = argparse.ArgumentParser()
-    mends.import_flexgen().add_parser_arguments(parser)
+    patches.import_flexgen().add_parser_arguments(parser)
     return parser
 
 

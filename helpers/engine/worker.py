@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from helpers.engine import mends
+from helpers.engine import patches
 from helpers.engine.core_speed import Core
 from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.emulation import EmulationProfile
@@ -123,8 +123,8 @@ def one_line(error: BaseException) -> str:
 
 def _run(job: Job, pipe: Connection) -> None:
     settings = RunSettings.model_validate_json(job.settings_json)
-    flex_opt = mends.import_flexgen()
-    mends.mend()
+    flex_opt = patches.import_flexgen()
+    patches.mend()
     # tqdm's own lock is a semaphore with a name, which a process that ends at once leaves behind.
     flex_opt.tqdm.set_lock(threading.RLock())
     with ExitStack() as thread:
@@ -172,7 +172,7 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
     def copy_worker_func(queue: Any, cuda_id: int) -> None:
         with on_thread(), ExitStack() as pinning:
             if not emulated:
-                pinning.enter_context(mends.pinned_side_by_side())
+                pinning.enter_context(patches.pinned_side_by_side())
 
             def is_pinned() -> None:
                 pinning.close()
@@ -181,10 +181,10 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
             if reader:
                 queue = PartQueue(queue, reader)
             after_copy = {"after_copy": cold.drop_opened} if cold else {}
-            original_worker(mends.CopyQueue(queue, is_pinned, **after_copy), cuda_id)
+            original_worker(patches.CopyQueue(queue, is_pinned, **after_copy), cuda_id)
 
     pytorch_backend.copy_worker_func = copy_worker_func
-    mends.load_weights_side_by_side(pytorch_backend, flex_opt, on_thread)
+    patches.load_weights_side_by_side(pytorch_backend, flex_opt, on_thread)
     thread.enter_context(on_thread())
     return _CopyThreads(ready, reader)
 
