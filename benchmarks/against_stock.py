@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from helpers import homework, lab, results  # noqa: E402
 from helpers.engine import direct_reader, launcher  # noqa: E402
 from helpers.errors import Refused  # noqa: E402
-from helpers.machine import drop_from_page_cache  # noqa: E402
+from helpers.machine.ceilings import drop_from_page_cache  # noqa: E402
 from helpers.results import RunRecord, Samples  # noqa: E402
 from helpers.settings import RunSettings  # noqa: E402
 from helpers.weights import store  # noqa: E402

@@ -15,8 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import calibration, machine_profiles
+from helpers import calibration
 from helpers.lab import describe
+from helpers.machine import profiles
 from helpers.predict import time_model
 from helpers.results import Log, RunRecord
 
@@ -27,7 +28,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--probes", type=Path, help="the probes' records, to read the profile from them anew")
     options = parser.parse_args()
-    profile = machine_profiles.load(options.profile)
+    profile = profiles.load(options.profile)
     if options.probes:
         by_settings = {record.settings: record for record in Log(options.probes)}
         probes = calibration.probes()

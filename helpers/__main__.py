@@ -332,10 +332,10 @@ def _placements_between(options: argparse.Namespace, model: Any, start: Any, end
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from helpers import machine_profiles
+    from helpers.machine import profiles
     from helpers.predict import time_model
 
-    profile = machine_profiles.load(options.machine)
+    profile = profiles.load(options.machine)
     settings = _settings(options, "cuda")
     found = time_model.predict(settings, profile)
     placement = _placement(settings)
@@ -388,10 +388,10 @@ def _what_does_not_fit(found: Any, profile: Any) -> str:
 
 
 def _search(options: argparse.Namespace) -> int:
-    from helpers import machine_profiles
+    from helpers.machine import profiles
     from helpers.predict import search
 
-    profile = machine_profiles.load(options.machine)
+    profile = profiles.load(options.machine)
     found = search.best(options.model, profile, options.prompt_len, options.gen_len)
     ranked = (found.best, *found.runners_up)
     choices = [

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from helpers import lab, machine_profiles
+from helpers import lab
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.errors import Refused
-from helpers.machine import MachineCeilings
-from helpers.machine_profiles import MachineProfile
+from helpers.machine import profiles
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.profiles import MachineProfile
 from helpers.models import PROBE_MODEL
 from helpers.predict.time_model import Loads, latencies, loads, with_page_cache_of, with_seconds
 from helpers.results import RunRecord
@@ -58,7 +59,7 @@ def calibrate(
 
     A rate that its run does not show stays as the ceilings have it, which is said. Raises Refused without a GPU.
     """
-    profile = machine_profiles.from_ceilings(ceilings)
+    profile = profiles.from_ceilings(ceilings)
     sweep = lab.run(probes(), output_dir, fresh=True, offload_root=offload_root, say=say)
     return with_probes(profile, sweep.records, say)
 
@@ -101,7 +102,7 @@ def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> Machin
         found = with_seconds(
             found, field, lambda tried: _usual(latencies(settings, tried)[0]), _usual_pass_s(record), "a decode pass"
         )
-    changed = [name for name in machine_profiles.numbers() if getattr(found, name) != getattr(profile, name)]
+    changed = [name for name in profiles.numbers() if getattr(found, name) != getattr(profile, name)]
     return found.model_copy(update={"sources": found.sources | dict.fromkeys([field, *changed], _source(record))})
 
 

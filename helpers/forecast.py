@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import homework, lab, machine, machine_profiles
-from helpers.engine.emulation import EMULATED_T4
+from helpers import homework, lab
 from helpers.errors import Refused
-from helpers.machine_profiles import MachineProfile
+from helpers.machine import gpus, limits, profiles
+from helpers.machine.emulation import EMULATED_T4
+from helpers.machine.profiles import MachineProfile
 from helpers.models import EMULATED_MODEL
 from helpers.placement import Placement, place
 from helpers.predict import memory_check, time_model
@@ -66,7 +67,7 @@ def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -
     profile, basis = _profile(output_dir) if on_cuda else (None, "estimated from the emulated links")
     seconds = [_emulated_s(run) if run.device == "emulated" else _cuda_s(run, profile) for run in new]
     known = None not in seconds
-    workspace = (profile or machine_profiles.T4_COLAB).cublas_workspace_bytes
+    workspace = (profile or profiles.T4_COLAB).cublas_workspace_bytes
     return Forecast(
         runs=len(new),
         known=len(runs) - len(to_run),
@@ -98,9 +99,9 @@ def affordable(
 def _why_refused(run: RunSettings) -> str | None:
     """What `lab.run` will say of a run that does not fit in this machine's memory as it is now."""
     try:
-        memory_check.check_gpu(run, lab.describe_machine(run.device), machine.compute_capability())
+        memory_check.check_gpu(run, lab.describe_machine(run.device), gpus.compute_capability())
         if run.device == "cuda":
-            memory_check.check_host(run, machine.memory_allowance())
+            memory_check.check_host(run, limits.memory_allowance())
     except Refused as refusal:
         return str(refusal)
     return None
@@ -129,13 +130,13 @@ def _profile(output_dir: Path) -> tuple[MachineProfile | None, str]:
     name = lab.describe_machine("cuda").name
     damaged = ""
     try:
-        measured = machine_profiles.kept_in(output_dir)
+        measured = profiles.kept_in(output_dir)
     except Refused as refused:
         measured, damaged = None, f"; {refused}"
     if measured and measured.name == name:
         return measured, "predicted from this machine's profile"
     if name == "Tesla T4":
-        return machine_profiles.T4_COLAB, f"predicted for a Colab T4{damaged}"
+        return profiles.T4_COLAB, f"predicted for a Colab T4{damaged}"
     return None, f"time not known before notebook 00 has measured this machine{damaged}"
 
 

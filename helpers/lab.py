@@ -14,11 +14,12 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import machine, models, paths, results
+from helpers import models, paths, results
 from helpers.engine import launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
-from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
+from helpers.machine import disks, gpus, limits, this_machine
+from helpers.machine.emulation import EMULATED_T4
 from helpers.placement import Placement, place
 from helpers.predict import memory_check
 from helpers.results import KIND_OF_DEVICE, METHOD_VERSION, Failure, Log, Machine, Repeat, RunRecord, Sweep
@@ -35,7 +36,7 @@ def choose_device(wanted: Literal["auto", "cuda", "emulated"]) -> Literal["cuda"
     """The device to run on: CUDA where there is a GPU, else the emulated GPU. Raises Refused if CUDA is not there."""
     if wanted not in ("auto", "cuda", "emulated"):
         raise Refused(f"device {wanted!r}: choose auto, cuda or emulated")
-    there = machine.cuda_available() and _torch_has_cuda()
+    there = gpus.cuda_available() and _torch_has_cuda()
     if wanted == "cuda" and not there:
         raise Refused("device cuda: no NVIDIA GPU that this torch can use; take emulated, or auto")
     return "cuda" if there and wanted != "emulated" else "emulated"
@@ -154,7 +155,7 @@ def describe(settings: RunSettings) -> str:
 
 def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:
     """This machine as a record names it."""
-    return machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
+    return this_machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
 
 
 def _prepare(made: dict[str, store.Weights], say: Callable[[str], None], name: str) -> store.Weights:
@@ -240,11 +241,11 @@ def _slow_cores(settings: RunSettings, repeats: Sequence[Repeat]) -> list[str]:
 
 def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
     """Notes on what will be tight. Raises Refused for what would fail late, and can be known now."""
-    memory_check.check_gpu(settings, where, machine.compute_capability())
+    memory_check.check_gpu(settings, where, gpus.compute_capability())
     notes = []
     if settings.device == "cuda":  # the emulated GPU pins nothing
-        notes += memory_check.check_host(settings, machine.memory_allowance())
-    disk = machine.disk_of(root)
+        notes += memory_check.check_host(settings, limits.memory_allowance())
+    disk = disks.disk_of(root)
     split = settings.split
     activations_disk = 100 - split.activations_gpu - split.activations_cpu
     on_disk = _placement(settings).bytes_by_tier["disk"] or split.cache_disk or activations_disk

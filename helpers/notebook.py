@@ -16,10 +16,10 @@ from IPython.display import Markdown, display
 
 from helpers import forecast, lab, paths, results
 from helpers.analysis.values import Answer
-from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused, say_warning
-from helpers.machine import MachineCeilings
-from helpers.machine_profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.emulation import EMULATED_T4
+from helpers.machine.profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
 from helpers.report import plots, tables
 from helpers.results import KIND_OF_DEVICE, Sweep
 from helpers.settings import RunSettings

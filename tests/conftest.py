@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from helpers import machine, paths
+from helpers import paths
+from helpers.machine import disks
 
 # However slow or busy the machine is, a test says the same.
 settings.register_profile("at its own pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,7 +38,7 @@ def lab_home(tmp_path_factory):
 @pytest.fixture
 def folder_in_memory():
     """A folder on a file system that passes for a disk and is memory."""
-    if not os.path.isdir("/dev/shm") or not machine.disk_of(Path("/dev/shm")).is_memory:
+    if not os.path.isdir("/dev/shm") or not disks.disk_of(Path("/dev/shm")).is_memory:
         pytest.skip("no memory here that passes for a disk")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield folder
@@ -45,7 +46,7 @@ def folder_in_memory():
 
 def _folder_on_a_disk(temporary):
     """Where /tmp is memory, the disk tier would be refused there."""
-    if not machine.disk_of(temporary).is_memory:
+    if not disks.disk_of(temporary).is_memory:
         return temporary
     paths.DEFAULT_OUTPUT.mkdir(exist_ok=True)
     return paths.DEFAULT_OUTPUT

@@ -6,8 +6,8 @@ from hypothesis import given, settings as budget, strategies as st
 from factories import make_record
 from helpers import calibration
 from helpers.errors import Refused
-from helpers.machine import MachineCeilings
-from helpers.machine_profiles import MachineProfile, from_ceilings
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.profiles import MachineProfile, from_ceilings
 from helpers.predict import time_model
 from helpers.predict.time_model import Loads
 from helpers.results import Machine, Repeat, RunRecord

@@ -14,8 +14,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import __main__, forecast, homework, lab, machine, machine_profiles, notebook, paths
+from helpers import __main__, forecast, homework, lab, machine, notebook, paths
 from helpers.errors import Refused
+from helpers.machine import disks, gpus, limits, profiles
 from helpers.setup import colab, doctor
 from helpers.weights import store
 
@@ -159,7 +160,8 @@ def image(tmp_path_factory):
     def install(requirements: str) -> subprocess.CompletedProcess:
         file = folder / "requirements.txt"
         file.write_text(requirements)
-        code = "import sys, pathlib, json; from helpers import colab\nsay = lambda text: print(text, file=sys.stderr)\n"
+        code = "import sys, pathlib, json; from helpers.setup import colab\n" \
+               "say = lambda text: print(text, file=sys.stderr)\n"
         code += "print(json.dumps([colab.install_missing(pathlib.Path(sys.argv[1]), say), colab.installed()]))"
         return subprocess.run([str(python), "-c", code, str(file)], env=environment, capture_output=True, text=True)
 
@@ -249,20 +251,20 @@ def test_results_on_drive_are_for_colab_only(tmp_path):
 
 
 def test_weights_and_offload_files_on_drive_are_warned_of(monkeypatch, tmp_path):
-    drive = machine.Disk(None, "fuse.drive", "FUSE", is_network=True)
-    monkeypatch.setattr(machine, "disk_of", lambda path: drive)
+    drive = disks.Disk(None, "fuse.drive", "FUSE", is_network=True)
+    monkeypatch.setattr(disks, "disk_of", lambda path: drive)
     (found,) = (check for check in doctor.check(tmp_path) if check.name == "disk")
     assert found.status == "warn" and "OFFLOAD_LAB_HOME" in found.text and "fuse.drive" in found.text
 
 
 def test_memory_that_passes_for_a_disk_fails(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "disk_of", lambda path: machine.Disk(None, "tmpfs", "memory", is_memory=True))
+    monkeypatch.setattr(disks, "disk_of", lambda path: disks.Disk(None, "tmpfs", "memory", is_memory=True))
     checks = doctor.check(tmp_path)
     assert not doctor.as_json(checks)["ready"]
 
 
 def test_a_cpu_runtime_hears_how_to_get_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "gpus", tuple)
+    monkeypatch.setattr(gpus, "visible", tuple)
     (found,) = (check for check in doctor.check(tmp_path) if check.name == "GPU")
     assert found.status == "warn" and "T4 GPU" in found.text and "emulated" in found.text
 
@@ -309,16 +311,16 @@ def test_what_is_known_costs_nothing(tmp_path, monkeypatch):
 
 
 def a_gpu(name, monkeypatch):
-    roomy = machine.MemoryAllowance(*2 * (int(12.67 * 2**30),), "RAM", "RAM")
-    monkeypatch.setattr(machine, "memory_allowance", lambda: roomy)
+    roomy = limits.MemoryAllowance(*2 * (int(12.67 * 2**30),), "RAM", "RAM")
+    monkeypatch.setattr(limits, "memory_allowance", lambda: roomy)
     here = machine.Machine(name=name, cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
     monkeypatch.setattr(lab, "describe_machine", lambda device: here)
 
 
 def test_a_run_that_will_not_fit_is_said_before_it_starts(tmp_path, monkeypatch):
     a_gpu("Tesla T4", monkeypatch)
-    small = machine.MemoryAllowance(9 * 2**30, 9 * 2**30, "RAM", "RAM")
-    monkeypatch.setattr(machine, "memory_allowance", lambda: small)
+    small = limits.MemoryAllowance(9 * 2**30, 9 * 2**30, "RAM", "RAM")
+    monkeypatch.setattr(limits, "memory_allowance", lambda: small)
     runs = homework.plan("q1", "cuda")
     found = forecast.of(runs, tmp_path)
     assert set(found.refused) == {"q1-4"} and found.runs == 4  # half on the CPU, and the copy threads' 8 GiB
@@ -340,7 +342,7 @@ def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_
 
 
 def test_a_profile_of_an_earlier_version_is_said_in_the_plan(tmp_path, monkeypatch):
-    (tmp_path / machine_profiles.PROFILE_NAME).write_text('{"name": "Some GPU"}')
+    (tmp_path / profiles.PROFILE_NAME).write_text('{"name": "Some GPU"}')
     for name in ("Some GPU", "Tesla T4"):
         a_gpu(name, monkeypatch)
         assert "run notebook 00 again" in str(forecast.of(homework.plan("q1", "cuda"), tmp_path))
@@ -388,12 +390,12 @@ def test_what_is_left_out_can_be_had_by_the_command_that_is_shown(tmp_path, monk
 def test_a_machine_that_was_measured_is_predicted_from_that(tmp_path, monkeypatch):
     runs = homework.plan("q1", "cuda")
     a_gpu("Some GPU", monkeypatch)
-    faster = machine_profiles.T4_COLAB.model_copy(update={"name": "Some GPU", "disk_gb_s": 1.0})
-    (tmp_path / machine_profiles.PROFILE_NAME).write_text(faster.model_dump_json())
+    faster = profiles.T4_COLAB.model_copy(update={"name": "Some GPU", "disk_gb_s": 1.0})
+    (tmp_path / profiles.PROFILE_NAME).write_text(faster.model_dump_json())
     found = forecast.of(runs, tmp_path)
     a_gpu("Tesla T4", monkeypatch)
     assert found.seconds < forecast.of(runs, tmp_path).seconds
-    (tmp_path / machine_profiles.PROFILE_NAME).write_text("{")
+    (tmp_path / profiles.PROFILE_NAME).write_text("{")
     a_gpu("Some GPU", monkeypatch)
     assert forecast.of(runs, tmp_path).seconds is None
 

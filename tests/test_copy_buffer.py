@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings as budget, strategies as st
 
 from factories import MACHINE, done, mini, run_one
-from helpers import lab, machine
+from helpers import lab
 from helpers.engine import launcher
 from helpers.errors import Refused
-from helpers.machine import MemoryAllowance
+from helpers.machine import limits
+from helpers.machine.limits import MemoryAllowance
 from helpers.models import EMULATED_MODEL
 from helpers.predict import memory_check
 from helpers.predict.memory_model import COPY_THREADS, copy_buffer_elements, host_memory, peak_gpu_memory
@@ -136,7 +137,7 @@ def test_what_is_tight_runs_with_a_note():
 ])
 def test_a_real_run_is_checked_before_it_starts(free_gib, copy_buffer, status, tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "describe_machine", lambda device: MACHINE)
-    monkeypatch.setattr(machine, "memory_allowance", lambda: allowance(free_gib))
+    monkeypatch.setattr(limits, "memory_allowance", lambda: allowance(free_gib))
     monkeypatch.setattr(launcher, "warm_server", lambda: None)
     started = []
 
@@ -153,7 +154,7 @@ def test_a_real_run_is_checked_before_it_starts(free_gib, copy_buffer, status, t
 
 
 def test_the_emulated_gpu_pins_nothing_and_is_not_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "memory_allowance", lambda: allowance(1))
+    monkeypatch.setattr(limits, "memory_allowance", lambda: allowance(1))
     assert done(run_one(mini(workload=SHORT), tmp_path)).notes == ()
 
 

@@ -8,9 +8,10 @@ import pynvml
 import pytest
 from hypothesis import given, strategies as st
 
-from helpers import data_sheets, machine, paths
-from helpers.data_sheets import DATA_SHEETS, Nameplate
-from helpers.machine import MachineCeilings
+from helpers import machine, paths
+from helpers.machine import ceilings, data_sheets, gpus, this_machine
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.data_sheets import DATA_SHEETS, Nameplate
 from helpers.report import tables
 
 # What NVML says of a Colab T4, and of an H200 (132 SMs of 128 cores).
@@ -143,7 +144,7 @@ def driver(monkeypatch):
 
 
 def test_the_nameplate_is_what_nvml_says(driver):
-    assert machine.nameplate() == H200
+    assert gpus.nameplate() == H200
 
 
 @pytest.mark.parametrize("call", ANSWERS)
@@ -155,7 +156,7 @@ def test_any_call_may_fail_and_only_what_it_says_is_missing(driver, monkeypatch,
         raise pynvml.NVMLError(error)
 
     monkeypatch.setattr(pynvml, call, refuse)
-    plate = machine.nameplate()
+    plate = gpus.nameplate()
     lost = {field.name for field in fields(plate) if getattr(plate, field.name) != getattr(H200, field.name)}
     asked_first = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID",
                    "nvmlDeviceGetHandleByUUID")
@@ -168,7 +169,7 @@ def test_any_call_may_fail_and_only_what_it_says_is_missing(driver, monkeypatch,
 
 def test_an_older_nvml_without_a_call_is_no_error(driver, monkeypatch):
     monkeypatch.delattr(pynvml, "nvmlDeviceGetMemoryBusWidth")
-    assert machine.nameplate() == replace(H200, memory_bus_bits=None)
+    assert gpus.nameplate() == replace(H200, memory_bus_bits=None)
 
 
 # ---- kept and shown
@@ -177,7 +178,7 @@ def test_an_older_nvml_without_a_call_is_no_error(driver, monkeypatch):
 KEPT = (paths.ROOT / "outputs" / "reference" / "h200" / "machine.json").read_text(encoding="utf-8")
 
 
-def ceilings(**more):
+def measured(**more):
     """The H200's, as they were kept before there were theoretical ones, and what was noted of the disk alone."""
     found = MachineCeilings.model_validate_json(KEPT)
     return found.model_copy(update={"theoretical": {}, "notes": found.notes[:2]} | more)
@@ -190,13 +191,13 @@ def test_what_a_real_h200_told_of_itself():
 
 
 def test_ceilings_kept_without_theoretical_ones_are_read_and_shown():
-    table = tables.ceilings(ceilings())
-    assert ceilings().theoretical == {} and table.frame["theoretical"].isna().all()
+    table = tables.ceilings(measured())
+    assert measured().theoretical == {} and table.frame["theoretical"].isna().all()
     assert set(table.shown["Theoretical"]) == {"—"} and "not kept" in table.markdown
 
 
 def test_measured_stands_beside_theoretical():
-    found = ceilings(theoretical=data_sheets.of_gpu(H200))
+    found = measured(theoretical=data_sheets.of_gpu(H200))
     assert MachineCeilings.model_validate_json(found.model_dump_json()) == found
     table = tables.ceilings(found)
     of = dict(zip(table.shown["What"], table.shown["Measured / theoretical"]))
@@ -206,12 +207,12 @@ def test_measured_stands_beside_theoretical():
 
 def test_more_than_theory_is_said():
     slower = replace(H200, pcie_generation=4)
-    assert "more was measured" in tables.ceilings(ceilings(theoretical=data_sheets.of_gpu(slower))).markdown
+    assert "more was measured" in tables.ceilings(measured(theoretical=data_sheets.of_gpu(slower))).markdown
 
 
 def test_on_a_machine_without_a_gpu_the_table_says_that_there_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "TEST_FILE_BYTES", 4 * machine.BLOCK_BYTES)
-    found = machine.measure_ceilings("emulated", tmp_path)
+    monkeypatch.setattr(ceilings, "TEST_FILE_BYTES", 4 * ceilings.BLOCK_BYTES)
+    found = ceilings.measure_ceilings("emulated", tmp_path)
     assert all(one.value is None for one in found.theoretical.values())
     table = tables.ceilings(found)
     assert set(table.frame["what"]) and len(table.frame) == 6
@@ -225,10 +226,10 @@ def test_a_gpu_that_torch_cannot_use_has_theoretical_ceilings_all_the_same(drive
         raise RuntimeError("")
 
     broken.__name__ = "gpu_copy_gb_s"
-    monkeypatch.setattr(machine, "TEST_FILE_BYTES", 4 * machine.BLOCK_BYTES)
+    monkeypatch.setattr(ceilings, "TEST_FILE_BYTES", 4 * ceilings.BLOCK_BYTES)
     monkeypatch.setattr(machine, "_freeing_gpu_memory", lambda test: broken())
-    monkeypatch.setattr(machine, "describe", lambda *_: ceilings().machine)
-    found = machine.measure_ceilings("cuda", tmp_path)
+    monkeypatch.setattr(this_machine, "describe", lambda *_: measured().machine)
+    found = ceilings.measure_ceilings("cuda", tmp_path)
     assert found.gpu_copy_gb_s is None and found.theoretical["gpu_copy_gb_s"].value > 4000
     assert "gpu_copy_gb_s: not measured: RuntimeError" in found.notes
     assert "4,9" in tables.ceilings(found).markdown

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from factories import make_record
-from helpers import explorer, homework, lab, machine_profiles, results
+from helpers import explorer, homework, lab, results
 from helpers.errors import Refused
 from helpers.explorer import lettering, split_map as split_maps
 from helpers.explorer.bench import EMULATED, _measured_profile, emulated_profile, open_bench
@@ -22,8 +22,9 @@ from helpers.explorer.picture import Dashboard, plot
 from helpers.explorer.split_map import fit, split_map
 from helpers.explorer.state import BATCH_COUNTS, BATCH_SIZES, HOMES, moved, values
 from helpers.explorer.view import view
-from helpers.machine import MachineCeilings
-from helpers.machine_profiles import T4_COLAB
+from helpers.machine import profiles
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.profiles import T4_COLAB
 from helpers.placement import place
 from helpers.predict import search
 from helpers.predict.memory_model import host_memory, peak_gpu_memory
@@ -480,11 +481,11 @@ def test_a_profile_of_an_earlier_version_is_said_and_the_ceilings_are_taken(tmp_
         machine=here, folder="/data", disk_read_gb_s=1.7, page_cache_read_gb_s=14.0, gpu_copy_gb_s=4200.0,
         host_to_device_gb_s=55.0, device_to_host_gb_s=50.0, matmul_tflop_s=700.0, notes=(),
     )
-    (tmp_path / machine_profiles.CEILINGS_NAME).write_text(ceilings.model_dump_json())
-    (tmp_path / machine_profiles.PROFILE_NAME).write_text('{"name": "NVIDIA H200", "gpu_mem_gib": 139.8}')
+    (tmp_path / profiles.CEILINGS_NAME).write_text(ceilings.model_dump_json())
+    (tmp_path / profiles.PROFILE_NAME).write_text('{"name": "NVIDIA H200", "gpu_mem_gib": 139.8}')
     with pytest.warns(UserWarning, match="run notebook 00 again; its ceilings are taken"):
         found = _measured_profile(tmp_path)
-    assert found == machine_profiles.from_ceilings(ceilings)
-    (tmp_path / machine_profiles.CEILINGS_NAME).write_bytes(b"\xff\x80")
+    assert found == profiles.from_ceilings(ceilings)
+    (tmp_path / profiles.CEILINGS_NAME).write_bytes(b"\xff\x80")
     with pytest.warns(UserWarning, match="run notebook 00 again"):
         assert _measured_profile(tmp_path) is None

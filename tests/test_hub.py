@@ -181,7 +181,7 @@ def test_an_accelerated_transfer_that_stalls_is_tried_again_without(server, repo
 @pytest.mark.parametrize("both", [False, True])
 def test_a_download_whose_process_is_killed_goes_on_in_the_next(server, repository, tmp_path, both):
     server.faults.append(("GET", WEIGHTS, "stall"))
-    script = f"from helpers import hub; hub.fetch({REPO!r}, print, lambda *needed: None)"
+    script = f"from helpers.weights import hub; hub.fetch({REPO!r}, print, lambda *needed: None)"
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     while not any(part.stat().st_size for part in tmp_path.rglob("*" + hub.PART)):
         assert parent.poll() is None

@@ -9,7 +9,8 @@ import psutil
 import pytest
 from hypothesis import given, strategies as st
 
-from helpers import machine
+from helpers import paths
+from helpers.machine import ceilings, disks, gpus, limits, mounts, this_machine
 from helpers.results import Machine
 
 GIB = 2**30
@@ -37,9 +38,9 @@ DOCKER_OVERLAY = """\
 
 def found(
     path: str, number: tuple[int, int], mountinfo: str, tmp_path: Path, diskstats: str = DISKSTATS
-) -> machine.Disk:
-    return machine.find_disk(
-        Path(path), number, machine.parse_mountinfo(mountinfo), machine.parse_diskstats(diskstats), tmp_path
+) -> disks.Disk:
+    return disks.find_disk(
+        Path(path), number, mounts.parse_mountinfo(mountinfo), disks.parse_diskstats(diskstats), tmp_path
     )
 
 
@@ -127,8 +128,8 @@ def test_of_stacked_mounts_the_last_one_counts(tmp_path):
 
 
 def test_a_path_that_does_not_exist_yet_is_judged_by_its_nearest_folder(tmp_path):
-    assert machine.disk_of(tmp_path / "not" / "yet").device == machine.disk_of(tmp_path).device
-    assert machine.free_bytes(tmp_path / "not" / "yet") == pytest.approx(machine.free_bytes(tmp_path), abs=GIB)
+    assert disks.disk_of(tmp_path / "not" / "yet").device == disks.disk_of(tmp_path).device
+    assert disks.free_bytes(tmp_path / "not" / "yet") == pytest.approx(disks.free_bytes(tmp_path), abs=GIB)
 
 
 def test_this_machines_disk_is_the_one_that_findmnt_names(tmp_path):
@@ -140,7 +141,7 @@ def test_this_machines_disk_is_the_one_that_findmnt_names(tmp_path):
         pytest.skip("no findmnt here")
     if not Path(source).is_block_device():
         pytest.skip(f"{source} is no block device")
-    assert machine.disk_of(tmp_path).device == os.path.basename(os.path.realpath(source))
+    assert disks.disk_of(tmp_path).device == os.path.basename(os.path.realpath(source))
 
 
 counter = st.integers(0, 2**63)
@@ -149,7 +150,7 @@ counter = st.integers(0, 2**63)
 @given(st.lists(counter, min_size=17, max_size=17), st.sampled_from([11, 15, 17]))
 def test_diskstats_columns_are_the_kernels(counters, length):
     text = "garbage\n 8 0 short 1 2 3 4\n" + " ".join(["259", "3", "nvme0n1p3", *map(str, counters[:length])]) + "\n"
-    (row,) = machine.parse_diskstats(text)
+    (row,) = disks.parse_diskstats(text)
     assert (row.number, row.name) == ((259, 3), "nvme0n1p3")
     assert (row.reads, row.read_bytes, row.busy_ms) == (counters[0], 512 * counters[2], counters[9])
     assert row.counts == any(counters[:length])
@@ -157,8 +158,8 @@ def test_diskstats_columns_are_the_kernels(counters, length):
 
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_parsers(text):
-    machine.parse_mountinfo(text)
-    machine.parse_diskstats(text)
+    mounts.parse_mountinfo(text)
+    disks.parse_diskstats(text)
 
 
 # ---------------------------------------------------------------- memory and CPUs
@@ -184,7 +185,7 @@ def cgroup_folder(folder: Path, **files: object) -> None:
 def test_without_a_cgroup_limit_the_machine_is_the_limit(tmp_path):
     proc = fake_proc(tmp_path, "0::/user.slice\n", f"30 1 0:26 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
     cgroup_folder(tmp_path / "cg/user.slice", memory__max="max", memory__current=5 * GIB)
-    allowance = machine.memory_allowance(proc)
+    allowance = limits.memory_allowance(proc)
     assert (allowance.total_bytes, allowance.free_bytes) == (64 * GIB, 48 * GIB)
     assert allowance.total_limited_by == allowance.free_limited_by == "RAM of this machine"
 
@@ -195,7 +196,7 @@ def test_page_cache_counts_as_free_inside_a_cgroup(tmp_path):
         tmp_path / "cg/run", memory__max=13 * GIB, memory__current=12 * GIB,
         memory__stat=f"anon {3 * GIB}\nfile {9 * GIB}\ninactive_file {8 * GIB}\nactive_file {GIB}",
     )
-    allowance = machine.memory_allowance(proc)
+    allowance = limits.memory_allowance(proc)
     assert (allowance.total_bytes, allowance.free_bytes) == (13 * GIB, 9 * GIB)
     assert str(tmp_path / "cg/run/memory.max") in allowance.total_limited_by
 
@@ -212,7 +213,7 @@ def test_the_tightest_cgroup_on_the_path_binds(limits_gib):
         for i, limit in enumerate(limits_gib):
             folder /= f"level{i}"
             cgroup_folder(folder, memory__max="max" if limit is None else limit * GIB, memory__current=GIB)
-        allowance = machine.memory_allowance(proc)
+        allowance = limits.memory_allowance(proc)
     stated = [limit for limit in limits_gib if limit is not None]
     assert allowance.total_bytes == min([64, *stated]) * GIB
     assert allowance.free_bytes == min([48, *(limit - 1 for limit in stated)]) * GIB
@@ -238,29 +239,29 @@ def test_cgroup_v1(tmp_path, root):
             tmp_path / "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=20 * GIB
         )
         cgroup_folder(tmp_path / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100_000)
-    allowance = machine.memory_allowance(proc)
+    allowance = limits.memory_allowance(proc)
     assert (allowance.total_bytes, allowance.free_bytes) == (8 * GIB, 3 * GIB)
     assert "cgroup v1" in allowance.total_limited_by
-    assert machine.cpu_count(proc) == 1
+    assert limits.cpu_count(proc) == 1
 
 
 def test_a_cgroup_outside_ones_view_is_the_mounts_root(tmp_path):
     proc = fake_proc(tmp_path, "0::/../../other\n", f"30 1 0:26 /../.. {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
     cgroup_folder(tmp_path / "cg", memory__max=2 * GIB, memory__current=GIB, cpu__max="max 100000")
-    assert machine.memory_allowance(proc).total_bytes == 2 * GIB
-    assert machine.cpu_count(proc) == len(os.sched_getaffinity(0))
+    assert limits.memory_allowance(proc).total_bytes == 2 * GIB
+    assert limits.cpu_count(proc) == len(os.sched_getaffinity(0))
 
 
 def test_this_machines_memory_is_what_psutil_says_unless_a_cgroup_says_less():
-    allowance = machine.memory_allowance()
+    allowance = limits.memory_allowance()
     assert 0 < allowance.free_bytes <= allowance.total_bytes <= psutil.virtual_memory().total
 
 
 def test_affinity_is_respected():
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); " \
-           "from helpers import machine; print(machine.cpu_count())"
+           "from helpers.machine import limits; print(limits.cpu_count())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=Path(machine.__file__).parents[1])
+                          cwd=paths.ROOT)
     assert said.stdout.strip() == "1"
 
 
@@ -274,34 +275,34 @@ UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-8a11-0001", "GPU-8a11-
     ("GPU-8932f937", (0,)), ("GPU-8a11-0002, 0", (2, 0)), ("GPU-8a11", ()), ("void", ()),
 ])
 def test_cuda_visible_devices(setting, visible):
-    assert machine.visible_uuids(UUIDS, setting) == tuple(UUIDS[i] for i in visible)
+    assert gpus.visible_uuids(UUIDS, setting) == tuple(UUIDS[i] for i in visible)
 
 
 def test_a_slice_of_a_gpu_is_named_by_its_own_uuid():
-    assert machine.visible_uuids(UUIDS, "MIG-c7384736-a75d") == ("MIG-c7384736-a75d",)
+    assert gpus.visible_uuids(UUIDS, "MIG-c7384736-a75d") == ("MIG-c7384736-a75d",)
 
 
 def test_hidden_gpus_are_not_available(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert machine.gpus() == () and not machine.cuda_available()
+    assert gpus.visible() == () and not gpus.cuda_available()
 
 
 def test_the_machine_is_described_without_torch():
-    code = "import sys; from helpers import machine; machine.describe('cuda', None); machine.gpus(); " \
-           "print('torch' in sys.modules)"
+    code = "import sys; from helpers.machine import gpus, this_machine; " \
+           "this_machine.describe('cuda', None); gpus.visible(); print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=Path(machine.__file__).parents[1])
+                          cwd=paths.ROOT)
     assert said.stdout.strip() == "False"
 
 
 def test_describe():
-    emulated = machine.describe("emulated", "t4-colab")
+    emulated = this_machine.describe("emulated", "t4-colab")
     assert isinstance(emulated, Machine)
     assert (emulated.name, emulated.profile, emulated.gpu_mem_gib) == ("emulated t4-colab", "t4-colab", 14.56)
     assert emulated.cpu and emulated.cpu_count >= 1 and emulated.ram_gib > 0
-    real = machine.describe("cuda", None)
-    if machine.cuda_available():
-        assert real.name == machine.gpus()[0].name and real.gpu_mem_gib > 0
+    real = this_machine.describe("cuda", None)
+    if gpus.cuda_available():
+        assert real.name == gpus.visible()[0].name and real.gpu_mem_gib > 0
     else:
         assert real.gpu_mem_gib is None and "NVML" in real.name
 
@@ -311,55 +312,55 @@ def test_describe():
 
 @pytest.fixture
 def small_test_file(monkeypatch):
-    monkeypatch.setattr(machine, "TEST_FILE_BYTES", 4 * machine.BLOCK_BYTES)
+    monkeypatch.setattr(ceilings, "TEST_FILE_BYTES", 4 * ceilings.BLOCK_BYTES)
 
 
 def test_ceilings_are_measured_kept_as_json_and_leave_nothing(tmp_path, small_test_file):
     folder = tmp_path / "not there yet"
-    ceilings = machine.measure_ceilings("emulated", folder)
-    assert ceilings.page_cache_read_gb_s > 0
-    assert (ceilings.disk_read_gb_s is None) == any(n.startswith("disk_read_gb_s: not") for n in ceilings.notes)
-    assert ceilings.gpu_copy_gb_s is ceilings.matmul_tflop_s is None
-    assert machine.MachineCeilings.model_validate_json(ceilings.model_dump_json()) == ceilings
+    measured = ceilings.measure_ceilings("emulated", folder)
+    assert measured.page_cache_read_gb_s > 0
+    assert (measured.disk_read_gb_s is None) == any(n.startswith("disk_read_gb_s: not") for n in measured.notes)
+    assert measured.gpu_copy_gb_s is measured.matmul_tflop_s is None
+    assert ceilings.MachineCeilings.model_validate_json(measured.model_dump_json()) == measured
     assert list(folder.iterdir()) == []
 
 
 def test_the_disks_ceiling_comes_from_the_disk(tmp_path, small_test_file):
-    before = machine._bytes_from_storage()
-    rate = machine.read_rates(tmp_path)["disk_read_gb_s"]
+    before = ceilings._bytes_from_storage()
+    rate = ceilings.read_rates(tmp_path)["disk_read_gb_s"]
     if rate.gb_s is None or before is None:
         pytest.skip(rate.how)
-    assert machine._bytes_from_storage() - before >= machine.TEST_FILE_BYTES
+    assert ceilings._bytes_from_storage() - before >= ceilings.TEST_FILE_BYTES
 
 
 def test_where_o_direct_is_refused_the_page_cache_is_dropped_and_both_are_said(tmp_path, small_test_file, monkeypatch):
     monkeypatch.delattr(os, "O_DIRECT")
-    before = machine._bytes_from_storage()
-    rate = machine.read_rates(tmp_path)["disk_read_gb_s"]
+    before = ceilings._bytes_from_storage()
+    rate = ceilings.read_rates(tmp_path)["disk_read_gb_s"]
     if rate.gb_s is None:
         pytest.skip(rate.how)
     assert "O_DIRECT refused" in rate.how and "page cache dropped" in rate.how
-    assert machine._bytes_from_storage() - before >= machine.TEST_FILE_BYTES
+    assert ceilings._bytes_from_storage() - before >= ceilings.TEST_FILE_BYTES
 
 
 def test_memory_is_not_measured_as_a_disk():
     shm = Path("/dev/shm")
-    if not machine.disk_of(shm).is_memory:
+    if not disks.disk_of(shm).is_memory:
         pytest.skip("no tmpfs here")
-    rates = machine.read_rates(shm)
+    rates = ceilings.read_rates(shm)
     assert rates["disk_read_gb_s"].gb_s is None and "tmpfs" in rates["disk_read_gb_s"].how
     assert rates["page_cache_read_gb_s"].gb_s > 0
 
 
 def test_a_folder_that_cannot_be_written_is_a_note(tmp_path):
     (tmp_path / "a file").write_text("")
-    ceilings = machine.measure_ceilings("emulated", tmp_path / "a file" / "below")
-    assert ceilings.disk_read_gb_s is None and ceilings.page_cache_read_gb_s is None
-    assert any("a file" in note for note in ceilings.notes)
+    measured = ceilings.measure_ceilings("emulated", tmp_path / "a file" / "below")
+    assert measured.disk_read_gb_s is None and measured.page_cache_read_gb_s is None
+    assert any("a file" in note for note in measured.notes)
 
 
-@pytest.mark.skipif(not machine.cuda_available(), reason="no GPU here")
+@pytest.mark.skipif(not gpus.cuda_available(), reason="no GPU here")
 def test_the_gpus_ceilings(tmp_path, small_test_file):
-    ceilings = machine.measure_ceilings("cuda", tmp_path)
-    assert ceilings.gpu_copy_gb_s > ceilings.host_to_device_gb_s > 0
-    assert ceilings.device_to_host_gb_s > 0 and ceilings.matmul_tflop_s > 0
+    measured = ceilings.measure_ceilings("cuda", tmp_path)
+    assert measured.gpu_copy_gb_s > measured.host_to_device_gb_s > 0
+    assert measured.device_to_host_gb_s > 0 and measured.matmul_tflop_s > 0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from factories import done, mini, run_one
-from helpers import machine
 from helpers.engine import page_cache
+from helpers.machine import disks
 from helpers.sampling import own_read_bytes
 from helpers.settings import Workload
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def on_a_disk(lab_home):
-    disk = machine.disk_of(lab_home)
+    disk = disks.disk_of(lab_home)
     if disk.is_memory or disk.is_network:
         pytest.skip(f"the test's folder is on {disk.filesystem}: nothing there is read from a disk")
 

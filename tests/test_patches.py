@@ -66,7 +66,7 @@ def cpu(backend):
 
 
 def test_flexgen_is_imported_without_transformers():
-    code = "import sys; from helpers.engine import mends; flex_opt = patches.import_flexgen(); " \
+    code = "import sys; from helpers.engine import patches; flex_opt = patches.import_flexgen(); " \
            "assert flex_opt.OptLM and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=True)
 

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import __main__ as command_line, paths
 from helpers.analysis import readers
-from helpers.machine_profiles import T4_COLAB, T4_GCP
+from helpers.machine.profiles import T4_COLAB, T4_GCP
 from helpers.predict.time_model import predict
 from helpers.report.tables import REFERENCE
 from test_time_model import CALIBRATED_ON, HAND_IN, error, paper

@@ -16,7 +16,8 @@ import pynvml
 import pytest
 from hypothesis import given, strategies as st
 
-from helpers import machine, sampling
+from helpers import sampling
+from helpers.machine import ceilings, disks, gpus
 from helpers.results import Samples
 from helpers.sampling import Sampler, disk
 from helpers.sampling.disk import Reading, parse_iostat, rates_between, read_by_others
@@ -206,13 +207,13 @@ def reader():
 @pytest.fixture
 def cold_file(tmp_path):
     """80 MiB on a disk that counts its reads."""
-    if disk.disk_counter(machine.disk_of(tmp_path).device) is None:
-        pytest.skip(f"no disk counts reads here: {machine.disk_of(tmp_path).found_by}")
+    if disk.disk_counter(disks.disk_of(tmp_path).device) is None:
+        pytest.skip(f"no disk counts reads here: {disks.disk_of(tmp_path).found_by}")
     path = tmp_path / "cold"
     with open(path, "wb") as file:
         file.write(os.urandom(80 * MIB))
         os.fsync(file.fileno())
-    machine.drop_from_page_cache(path)
+    ceilings.drop_from_page_cache(path)
     return path
 
 
@@ -227,7 +228,7 @@ def bytes_of(series) -> float:
 
 
 def test_every_byte_of_a_cold_file_is_seen(reader, cold_file, no_iostat):
-    device = machine.disk_of(cold_file).device
+    device = disks.disk_of(cold_file).device
     sampler = Sampler(cold_file.parent, gpu=False, interval_s=0.05)
     sampler.baseline(0.05)
     before = sampling.disk_counter(device)
@@ -295,7 +296,7 @@ def fake_disk(tmp_path, monkeypatch):
     """A disk of the name that the recorded texts have, whose counters a test may set."""
     diskstats = tmp_path / "diskstats"
     monkeypatch.setattr(disk, "DISKSTATS", diskstats)
-    monkeypatch.setattr(machine, "disk_of", lambda path: machine.Disk("vda", "ext4", "the test"))
+    monkeypatch.setattr(disks, "disk_of", lambda path: disks.Disk("vda", "ext4", "the test"))
     monkeypatch.setattr(disk.shutil, "which", lambda name: None)
 
     def set_counters(reads: int, read_bytes: int = 0) -> None:
@@ -448,7 +449,7 @@ def test_without_any_counters_the_note_says_so(fake_disk, monkeypatch, answer):
 
 
 def test_a_folder_in_memory_has_no_disk_series():
-    if not machine.disk_of(Path("/dev/shm")).is_memory:
+    if not disks.disk_of(Path("/dev/shm")).is_memory:
         pytest.skip("no tmpfs here")
     samples = sampled_in(Path("/dev/shm"))
     assert samples.disk is None
@@ -487,7 +488,7 @@ def test_nothing_that_breaks_inside_reaches_the_run(tmp_path, monkeypatch, part)
     for source in (disk.DiskReads, HostMemory):
         monkeypatch.setattr(source, part, breaks, raising=False)
     samples = sampled_in(tmp_path)
-    if machine.disk_of(tmp_path).device:
+    if disks.disk_of(tmp_path).device:
         assert any("a fault of the sampler's own" in note for note in samples.notes)
 
 
@@ -516,9 +517,9 @@ def test_gpu_memory_is_sampled_or_its_absence_noted(tmp_path):
     sampler.follow(os.getpid())
     sampler.start(time.monotonic())
     samples = sampler.stop()
-    if machine.cuda_available():
+    if gpus.cuda_available():
         assert samples.gpu.what == "device memory in use by all processes (NVML)"
-        assert 0 < samples.gpu.peak_gib <= machine.gpus()[0].total_gib
+        assert 0 < samples.gpu.peak_gib <= gpus.visible()[0].total_gib
     else:
         assert samples.gpu is None
         assert any(note.startswith("GPU memory not sampled") for note in samples.notes)
@@ -583,7 +584,7 @@ def test_the_gpu_that_cuda_uses_is_the_one_sampled(driver, monkeypatch):
     samples = gpu_sampled(driver, {101})
     assert (samples.gpu.used_gib[0], samples.gpu.peak_gib) == (2.0, 5.0)
     assert not any("process" in note for note in samples.notes)  # the run itself is no other
-    assert [(gpu.index, gpu.name, gpu.free_gib) for gpu in machine.gpus()] == [(0, "Tesla GPU-b", 11.0)]
+    assert [(gpu.index, gpu.name, gpu.free_gib) for gpu in gpus.visible()] == [(0, "Tesla GPU-b", 11.0)]
     assert driver.open == 0
 
 
@@ -593,12 +594,12 @@ def test_other_processes_on_the_gpu_are_noted(driver, monkeypatch):
     samples = gpu_sampled(driver, {os.getpid(), 7, 101, 8, 9})
     assert "before the run: 1 other process on the GPU, 2.00 GiB of its memory in use" in samples.notes
     assert "during the run 2 other processes came to the GPU" in samples.notes
-    assert machine.gpus()[0].other_processes == 4
+    assert gpus.visible()[0].other_processes == 4
 
 
 def test_a_driver_that_will_not_list_processes_is_unknown_not_zero(driver, monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", driver.refuse)
-    assert [gpu.other_processes for gpu in machine.gpus()] == [None, None]
+    assert [gpu.other_processes for gpu in gpus.visible()] == [None, None]
     assert gpu_sampled(driver, {1}).gpu.used_gib[0] == 1.0
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings as budget, strategies as st
 
 from helpers import models
 from helpers.errors import Refused
-from helpers.machine_profiles import T4_COLAB, T4_GCP
+from helpers.machine.profiles import T4_COLAB, T4_GCP
 from helpers.placement import place
 from helpers.predict.memory_model import host_memory, peak_gpu_memory
 from helpers.predict.search import BATCH_COUNTS, BATCH_SIZES, all_placements, best, distinct_placements, fits

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings as budget, strategies as st
 
-from helpers import machine_profiles, models
+from helpers import models
 from helpers.analysis import readers
 from helpers.errors import Refused
-from helpers.machine import MachineCeilings
-from helpers.machine_profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
+from helpers.machine import profiles
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
 from helpers.placement import place
 from helpers.predict.time_model import KERNEL_LOADING, TERMS, Measured, calibrate, latencies, predict
 from helpers.report.tables import REFERENCE
@@ -217,7 +218,7 @@ def test_decode_slows_down_as_the_cache_grows():
 # --- profiles ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", machine_profiles.PROFILES.values(), ids=lambda profile: profile.name)
+@pytest.mark.parametrize("profile", profiles.PROFILES.values(), ids=lambda profile: profile.name)
 def test_each_number_of_a_profile_has_a_source(profile):
     assert set(profile.sources) == set(numbers())
     assert all(profile.sources.values())

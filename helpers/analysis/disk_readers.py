@@ -24,8 +24,8 @@ from helpers.analysis.values import (
     throughput,
     times,
 )
-from helpers.engine.emulation import EMULATED_T4
 from helpers.homework import EXTRAS, QUESTIONS, Row
+from helpers.machine.emulation import EMULATED_T4
 
 STOCK = next(row for row in QUESTIONS["q4"] if row.page_cache == "cold")
 (DIRECT,) = EXTRAS["q4"]

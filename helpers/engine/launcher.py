@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from helpers import machine, paths
+from helpers import paths
 from helpers.engine import out_of_memory, worker
 from helpers.engine.core_speed import Core
-from helpers.engine.emulation import EMULATED_T4
+from helpers.machine import disks, limits
+from helpers.machine.emulation import EMULATED_T4
 from helpers.results import Failure, Repeat, Samples
 from helpers.sampling import Sampler
 from helpers.settings import RunSettings
@@ -167,12 +168,12 @@ def _measure_once(
         prompt_ids=weights.prompt_ids,
         offload_dir=offload_dir,
         log_path=folder / "log",
-        disk_device=machine.disk_of(offload_dir).device,
+        disk_device=disks.disk_of(offload_dir).device,
         emulation=EMULATED_T4 if settings.device == "emulated" else None,
         fastest_loop_s=_core.fastest_loop_s,
         origin_s=origin_s,
     )
-    memory_before, oom_kills_before = machine.memory_allowance(), machine.oom_kills()
+    memory_before, oom_kills_before = limits.memory_allowance(), limits.oom_kills()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
     try:
@@ -264,7 +265,7 @@ def _end(process: Any) -> None:
 
 def _death(exit_code: int | None, offload_dir: Path) -> Failure:
     """Why a worker that said nothing ended, from its exit code and what can be seen of the machine."""
-    if exit_code == -signal.SIGBUS and machine.free_bytes(offload_dir) < 2**20:
+    if exit_code == -signal.SIGBUS and disks.free_bytes(offload_dir) < 2**20:
         return Failure(
             kind="disk_full", message=f"the disk behind the offload folder ({offload_dir}) is full; free some space"
         )

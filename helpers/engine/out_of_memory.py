@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from helpers import machine
-from helpers.machine import MemoryAllowance
+from helpers.machine import limits
+from helpers.machine.limits import MemoryAllowance
 from helpers.predict.memory_model import copy_buffer_elements, host_memory_here, peak_gpu_memory
 from helpers.results import Failure
 from helpers.settings import RunSettings
@@ -38,9 +38,9 @@ def explained(failure: Failure, settings: RunSettings, before: MemoryAllowance) 
 def killed(whom: str, settings: RunSettings, before: MemoryAllowance, kills_before: int | None) -> Failure:
     """A run ended by SIGKILL: by the kernel's OOM killer if its count has risen, or else by someone.
 
-    `whom` begins the sentence: who was killed. `kills_before`: `machine.oom_kills()` before the run.
+    `whom` begins the sentence: who was killed. `kills_before`: `limits.oom_kills()` before the run.
     """
-    kills = machine.oom_kills()
+    kills = limits.oom_kills()
     memory = f"{_needed_on_host(settings)}, {_there_was(before)}"
     if kills is None or kills_before is None:
         how = "killed from outside (SIGKILL), as the kernel does when memory runs out; nothing here counts that"

@@ -27,8 +27,8 @@ from typing import Any
 from helpers.engine import patches
 from helpers.engine.core_speed import Core
 from helpers.engine.direct_reader import DirectReader, PartQueue
-from helpers.engine.emulation import EmulationProfile
 from helpers.engine.page_cache import ColdReads, drop, write_back
+from helpers.machine.emulation import EmulationProfile
 from helpers.models import OptModel
 from helpers.predict.memory_model import copy_buffer_elements
 from helpers.results import Failure

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from helpers import homework, lab, machine_profiles, models, results
+from helpers import homework, lab, models, results
 from helpers.analysis import readers, runs
 from helpers.analysis.runs import from_record
 from helpers.analysis.values import Value, throughput
-from helpers.engine.emulation import EMULATED_T4
 from helpers.errors import Refused
 from helpers.explorer.state import State
-from helpers.machine import MachineCeilings
-from helpers.machine_profiles import PROFILES, T4_COLAB, MachineProfile
+from helpers.machine import profiles
+from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.emulation import EMULATED_T4
+from helpers.machine.profiles import PROFILES, T4_COLAB, MachineProfile
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
 from helpers.predict.time_model import Measured, calibrate, predict
 from helpers.report.tables import REFERENCE
@@ -128,14 +129,14 @@ def _measured_profile(output: Path) -> MachineProfile | None:
     """The profile of this CUDA machine that notebook 00 kept: calibrated, or else from its ceilings."""
     name = lab.describe_machine("cuda").name
     try:
-        kept = machine_profiles.kept_in(output)
+        kept = profiles.kept_in(output)
     except Refused as damaged:
         warnings.warn(f"{damaged}; its ceilings are taken instead, if they are there", stacklevel=2)
         kept = None
-    if kept is None and (output / machine_profiles.CEILINGS_NAME).is_file():
+    if kept is None and (output / profiles.CEILINGS_NAME).is_file():
         try:
-            text = (output / machine_profiles.CEILINGS_NAME).read_text(encoding="utf-8")
-            kept = machine_profiles.from_ceilings(MachineCeilings.model_validate_json(text))
+            text = (output / profiles.CEILINGS_NAME).read_text(encoding="utf-8")
+            kept = profiles.from_ceilings(MachineCeilings.model_validate_json(text))
         except (Refused, ValueError):  # ceilings without a GPU's, of an older notebook, or no text
             return None
     return kept if kept and kept.name == name else None

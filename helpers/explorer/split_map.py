@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from helpers.machine_profiles import MachineProfile
+from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.placement import place
 from helpers.predict.memory_model import (

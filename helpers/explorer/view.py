@@ -11,7 +11,7 @@ from helpers.analysis.values import plain, seconds
 from helpers.explorer.bench import EMULATED, Bench, MeasuredRun
 from helpers.explorer.split_map import SplitMap, split_map
 from helpers.explorer.state import State
-from helpers.machine_profiles import MachineProfile
+from helpers.machine.profiles import MachineProfile
 from helpers.placement import TIERS, Tier, place
 from helpers.predict.memory_model import host_memory, peak_gpu_memory
 from helpers.predict.time_model import Prediction, predict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.errors import Refused
-from helpers.machine import MemoryAllowance
+from helpers.machine.limits import MemoryAllowance
 from helpers.predict.memory_model import HostMemory, host_memory, host_memory_here, peak_gpu_memory
 from helpers.results import Machine
 from helpers.settings import RunSettings

@@ -13,7 +13,7 @@ import numpy as np
 
 from helpers import models
 from helpers.errors import Refused
-from helpers.machine_profiles import MachineProfile
+from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.placement import place
 from helpers.predict.memory_model import host_memory, largest_batch_bound, peak_gpu_memory, representative_split

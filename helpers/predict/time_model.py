@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.errors import Refused
-from helpers.machine_profiles import MachineProfile
+from helpers.machine.profiles import MachineProfile
 from helpers.models import FP16_BYTES, OptModel
 from helpers.placement import PlacedTensor, place
 from helpers.predict.memory_model import (

@@ -16,8 +16,8 @@ from helpers.analysis import matching, readers
 from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.runs import Point
 from helpers.analysis.values import in_line, listed, plain
-from helpers.engine.emulation import EMULATED_T4
 from helpers.homework import QUESTIONS
+from helpers.machine.emulation import EMULATED_T4
 from helpers.report import plots, tables
 from helpers.report.plots import Plot
 from helpers.report.tables import Table

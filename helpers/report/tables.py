@@ -18,7 +18,7 @@ from helpers.analysis.readers import read_csv
 from helpers.analysis.runs import Point
 from helpers.analysis.values import Value, capital, gib, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
-from helpers.machine import MachineCeilings
+from helpers.machine.ceilings import MachineCeilings
 from helpers.placement import TIERS
 
 NOT_KNOWN = "—"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers import machine
+from helpers.machine import disks
 from helpers.results import DiskSeries
 from helpers.units import KIB, MIB
 
@@ -76,7 +76,7 @@ def _from_diskstats(device: str | None) -> Reading | None:
     except OSError:
         return None
     now_s = time.monotonic()
-    for row in machine.parse_diskstats(text):
+    for row in disks.parse_diskstats(text):
         if row.name == device:
             return Reading(now_s, row.reads, row.read_bytes, row.busy_ms, row.counts)
     return None
@@ -219,7 +219,7 @@ class DiskReads:
     """Samples the disk behind a folder. Raises LookupError, with the reason, where no disk or no counter is known."""
 
     def __init__(self, folder: Path) -> None:
-        self._disk = machine.disk_of(folder)
+        self._disk = disks.disk_of(folder)
         if self._disk.device is None:
             raise LookupError(f"no disk is known behind {folder} ({self._disk.found_by})")
         for name, read in COUNTERS.items():

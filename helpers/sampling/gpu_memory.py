@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import psutil
 import pynvml
 
-from helpers import machine
+from helpers.machine import gpus
 from helpers.results import MemorySeries
 from helpers.units import GIB
 
@@ -21,7 +21,7 @@ class GpuMemory:
         pynvml.nvmlInit()
         self._is_open = True
         try:
-            handles = machine.visible_handles()
+            handles = gpus.visible_handles()
             if not handles:
                 raise LookupError("CUDA may use no GPU here")
         except BaseException:
@@ -70,7 +70,7 @@ class GpuMemory:
 
     def _processes(self) -> int | None:
         """How many processes but this one hold memory on the GPU; None where NVML won't say."""
-        found = machine.gpu_process_ids(self._handle)
+        found = gpus.gpu_process_ids(self._handle)
         return None if found is None else len(found - {os.getpid()})
 
 

@@ -11,8 +11,9 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from helpers import forecast, homework, lab, machine, models, paths
+from helpers import forecast, homework, lab, models, paths
 from helpers.errors import Refused
+from helpers.machine import disks, gpus, limits
 from helpers.sampling.disk import iostat_version
 from helpers.setup import colab
 from helpers.units import GIB
@@ -47,26 +48,26 @@ def as_json(checks: list[Check]) -> dict:
 
 
 def _gpu(device: str) -> Check:
-    gpus = machine.gpus()
-    if not gpus:
+    found = gpus.visible()
+    if not found:
         return Check(
             "warn", "GPU",
             "none (in Colab: Runtime > Change runtime type > T4 GPU); runs go to the emulated GPU, on the CPU, and "
             "every figure says so",
         )
-    first = gpus[0]
+    first = found[0]
     text = f"{first.name}, {first.free_gib:.1f} GiB free of {first.total_gib:.1f} GiB"
     if device == "emulated":
         return Check("warn", "GPU", f"{text}; this torch is built without CUDA: runs go to the emulated GPU")
-    if len(gpus) > 1:
-        text += f"; the first of {len(gpus)}, FlexGen uses one"
+    if len(found) > 1:
+        text += f"; the first of {len(found)}, FlexGen uses one"
     if first.other_processes:
         return Check("warn", "GPU", f"{text}; {first.other_processes} other processes use it and disturb figures")
     return Check("OK", "GPU", text)
 
 
 def _memory(device: str) -> Check:
-    allowance = machine.memory_allowance()
+    allowance = limits.memory_allowance()
     free = allowance.free_bytes / GIB
     text = f"{free:.1f} GiB free of {allowance.total_bytes / GIB:.1f} GiB ({allowance.total_limited_by})"
     if device == "cuda":
@@ -77,8 +78,8 @@ def _memory(device: str) -> Check:
 
 
 def _disk(root: Path) -> Check:
-    disk = machine.disk_of(root)
-    text = f"{machine.free_bytes(root) / GIB:.1f} GiB free at {root} ({disk.filesystem})"
+    disk = disks.disk_of(root)
+    text = f"{disks.free_bytes(root) / GIB:.1f} GiB free at {root} ({disk.filesystem})"
     try:
         paths.try_out(root, "offload folder")
     except Refused as refused:
@@ -126,7 +127,7 @@ def _weights(device: Literal["cuda", "emulated"], root: Path) -> Check:
         return Check("OK", "weights", f"{size}, there already ({source})")
     if model in models.SYNTHETIC_MODELS:
         return Check("OK", "weights", f"{size}, made in a moment at the first run")
-    free, need = machine.free_bytes(root), 2 * model.weight_bytes
+    free, need = disks.free_bytes(root), 2 * model.weight_bytes
     text = (
         f"{size}, downloaded and converted once (random ones where the hub cannot be had); with both copies "
         f"{_size(need)} of disk, {_size(free)} free"

@@ -13,12 +13,13 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
-from helpers import homework, lab, machine_profiles, models, notebook, suite
+from helpers import homework, lab, models, notebook, suite
 from helpers.__main__ import REFUSED, main
 from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.errors import Refused
-from helpers.machine_profiles import T4_COLAB
+from helpers.machine import profiles
+from helpers.machine.profiles import T4_COLAB
 from helpers.report.tables import REFERENCE
 from helpers.weights import store
 
@@ -255,14 +256,14 @@ def test_a_file_that_is_none_is_refused_by_name(name, content, command, words, h
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.dictionaries(
-    st.sampled_from([*machine_profiles.numbers(), "name", "sources", "else"]),
+    st.sampled_from([*profiles.numbers(), "name", "sources", "else"]),
     st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers() | st.lists(st.integers(), max_size=2),
     min_size=1, max_size=3,
 ))
 def test_any_change_of_a_profile_is_a_profile_or_refused_in_one_line(here, changes):
     (here / "m.json").write_text(json.dumps(PROFILE | changes))
     try:
-        machine_profiles.load(str(here / "m.json"))
+        profiles.load(str(here / "m.json"))
     except Refused as refusal:
         assert "m.json" in str(refusal) and "\n" not in str(refusal)
 
@@ -449,7 +450,8 @@ def test_a_parameter_that_makes_no_sense_stops_the_notebook_before_it_runs_anyth
     at = next(i for i, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ()))
     given = {"device": "emulated", "output_dir": str(here / "out")} | parameters
     names: dict = {}
-    exec("from helpers import analysis, figures, homework, lab, notebook, points, tables", names)
+    exec("from helpers import analysis, homework, lab, notebook", names)
+    exec("from helpers.report import plots, tables", names)
     exec("".join(cells[at]["source"]), names)
     names |= given
     before, started = everything(here), set(psutil.Process().children(recursive=True))

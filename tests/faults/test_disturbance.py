@@ -11,7 +11,8 @@ import time
 import pytest
 
 from factories import done, mini, run_one
-from helpers import machine, paths, results
+from helpers import paths, results
+from helpers.machine import disks
 from helpers.results import Log
 from helpers.settings import Workload
 from helpers.weights import store
@@ -54,8 +55,8 @@ def named_as_readers(record) -> list[str]:
 
 
 def test_another_reader_of_the_same_disk_is_on_the_record(tmp_path, lab_home):
-    device = machine.disk_of(store.home()).device
-    if device is None or machine.disk_of(tmp_path).device != device:
+    device = disks.disk_of(store.home()).device
+    if device is None or disks.disk_of(tmp_path).device != device:
         pytest.skip("no disk that counts its reads")
     settings = mini("0 0 100 0 100 0", LONG_ENOUGH)
     try:

@@ -16,8 +16,9 @@ import threading
 import pytest
 
 from factories import mini, quiet
-from helpers import lab, machine, paths, results
+from helpers import lab, paths, results
 from helpers.errors import Refused
+from helpers.machine import disks
 from helpers.results import Log
 from helpers.setup import doctor
 
@@ -171,7 +172,7 @@ def fuse(tmp_path):
 
 
 def test_a_fuse_file_system_is_known_as_one(fuse):
-    disk = machine.disk_of(fuse / "offload")
+    disk = disks.disk_of(fuse / "offload")
     assert disk.is_network and disk.device is None and disk.filesystem == "fuse"
 
 

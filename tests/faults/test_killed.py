@@ -204,8 +204,8 @@ def test_nobody_waits_for_a_lock_of_the_dead(command_line, tmp_path):
     """Weights were being made when their maker was killed: the kernel has given the lock back."""
     environment = {"OFFLOAD_LAB_HOME": str(tmp_path / "home")}
     script = (
-        "import sys; from helpers import synthetic, weights; import time\n"
-        "synthetic.pieces = lambda *a: (print('in', flush=True), time.sleep(60))\nweights.prepare('opt-mini', str)"
+        "import sys; from helpers.weights import store, synthetic; import time\n"
+        "synthetic.pieces = lambda *a: (print('in', flush=True), time.sleep(60))\nstore.prepare('opt-mini', str)"
     )
     maker = command_line.start(program=("-c", script), env=environment)
     assert maker.stdout.readline().strip() == "in"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from factories import at_phase, mini, run_one, workers
-from helpers import machine
 from helpers.engine import launcher, out_of_memory, worker
+from helpers.machine import limits, mounts
 from helpers.results import Failure, Log
 from helpers.settings import Workload
 
@@ -74,7 +74,7 @@ def test_memory_that_cannot_be_pinned_is_not_called_the_gpus():
     error = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
     assert worker.kind_of(error) == "host_pin_oom"
     settings = mini("0 100 100 0 100 0", device="cuda", model="opt-30b")
-    before = machine.MemoryAllowance(12 * GIB, 9 * GIB, "RAM of this machine", "RAM of this machine")
+    before = limits.MemoryAllowance(12 * GIB, 9 * GIB, "RAM of this machine", "RAM of this machine")
     failure = Failure(kind="host_pin_oom", message=worker.one_line(error))
     message = out_of_memory.explained(failure, settings, before).message
     for words in ("pinned", "9.00 GiB of 12.00 GiB", "--pin-weight false", "--percent"):
@@ -106,8 +106,8 @@ def small_cgroup():
 
 
 def _memory_hierarchy() -> tuple[str, Path]:
-    mounts = machine.parse_mountinfo(Path("/proc/self/mountinfo").read_text())
-    for mount in mounts:
+    mounted = mounts.parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+    for mount in mounted:
         top = Path(mount.mount_point)
         if mount.filesystem == "cgroup2" and "memory" in (top / "cgroup.controllers").read_text().split():
             try:
@@ -137,7 +137,7 @@ def test_the_kernels_oom_killer_in_a_cgroup(small_cgroup, command_line, tmp_path
 
 
 def test_a_person_is_not_taken_for_the_oom_killer(tmp_path, monkeypatch):
-    if machine.oom_kills() is None:
+    if limits.oom_kills() is None:
         pytest.skip("nothing counts what the OOM killer ends here")
     at_phase(monkeypatch, "measured", lambda: [process.kill() for process in workers()])
     failure = run_one(mini(), tmp_path).failure
@@ -157,4 +157,4 @@ def test_kills_are_counted_where_this_process_is(files, count, tmp_path):
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text("0::/me\n")
     (tmp_path / "self" / "mountinfo").write_text(f"30 1 0:26 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
-    assert machine.oom_kills(tmp_path) == count
+    assert limits.oom_kills(tmp_path) == count

@@ -14,7 +14,8 @@ import psutil
 import pynvml
 import pytest
 
-from helpers import lab, machine, paths, results
+from helpers import lab, paths, results
+from helpers.machine import gpus, limits
 from helpers.results import Log
 from helpers.setup import doctor
 
@@ -183,7 +184,7 @@ def gpu_check():
 
 def test_a_driver_without_a_gpu(monkeypatch):
     Driver(monkeypatch)
-    assert machine.gpus() == () and lab.choose_device("auto") == "emulated"
+    assert gpus.visible() == () and lab.choose_device("auto") == "emulated"
     assert gpu_check().status == "warn"
 
 
@@ -192,7 +193,7 @@ def test_no_driver(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    assert machine.gpus() == () and lab.choose_device("auto") == "emulated"
+    assert gpus.visible() == () and lab.choose_device("auto") == "emulated"
     assert gpu_check().status == "warn"
 
 
@@ -204,13 +205,13 @@ def test_a_driver_that_is_broken(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lost)
-    assert machine.gpus() == () and lab.choose_device("auto") == "emulated"
+    assert gpus.visible() == () and lab.choose_device("auto") == "emulated"
 
 
 def test_several_gpus(monkeypatch):
     Driver(monkeypatch, ("Tesla T4", 0), ("Tesla P4", 0))
     monkeypatch.setattr(lab, "_torch_has_cuda", lambda: True)
-    assert [gpu.name for gpu in machine.gpus()] == ["Tesla T4", "Tesla P4"]
+    assert [gpu.name for gpu in gpus.visible()] == ["Tesla T4", "Tesla P4"]
     assert "2" in gpu_check().text and "Tesla T4" in gpu_check().text
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert lab.describe_machine("cuda").name == "Tesla P4"
@@ -234,9 +235,9 @@ def test_a_gpu_and_a_torch_that_cannot_use_it(monkeypatch):
 
 
 def test_without_proc_files_memory_is_psutils(tmp_path):
-    allowance = machine.memory_allowance(tmp_path)
+    allowance = limits.memory_allowance(tmp_path)
     assert allowance.total_bytes == psutil.virtual_memory().total and allowance.free_bytes > 0
-    assert machine.cpu_count(tmp_path) >= 1
+    assert limits.cpu_count(tmp_path) >= 1
 
 
 def other_pythons() -> list[str]:

@@ -15,7 +15,7 @@ from helpers.errors import Refused
 from helpers.settings import Frozen
 
 if TYPE_CHECKING:
-    from helpers.machine import MachineCeilings
+    from helpers.machine.ceilings import MachineCeilings
 
 GIB, MIB = 2**30, 2**20
 # What the machine notebook keeps beside its results.

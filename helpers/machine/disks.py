@@ -1,0 +1,163 @@
+"""The disk behind a path, and what the kernel counts of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.machine.kernel_files import read_text
+from helpers.machine.mounts import Mount, mount_of, parse_mountinfo
+
+SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the disk's own sector is
+
+MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
+NETWORK_FILESYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "fuse", "drive", "afs", "ceph", "lustre", "glusterfs",
+    "beegfs", "gpfs", "davfs", "vboxsf", "prl_fs", "vmhgfs",
+}
+OVERLAYS = {"overlay", "aufs", "fuse.fuse-overlayfs"}
+# Files that Docker mounts into each container from its own folder, the one that holds the overlay's layers too.
+BESIDE_THE_LAYERS = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+NOT_WHOLE_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The block device whose counters count reads of files at a path, by its name in /proc/diskstats.
+
+    `device` is None where there is none (memory, network), or nothing says which; `found_by` says how it was
+    found, or why not. FUSE counts as network: nobody knows what is behind it.
+    """
+
+    device: str | None
+    filesystem: str
+    found_by: str
+    is_memory: bool = False
+    is_network: bool = False
+
+
+@dataclass(frozen=True)
+class DiskCounters:
+    """A row of /proc/diskstats, since boot. `counts` is False where every counter is zero: nothing is counted."""
+
+    number: tuple[int, int]
+    name: str
+    reads: int
+    read_bytes: int
+    busy_ms: int  # io_ticks: time with at least one request in flight
+    counts: bool
+
+
+def parse_diskstats(text: str) -> tuple[DiskCounters, ...]:
+    """The rows of /proc/diskstats (Linux's Documentation/admin-guide/iostats.rst); others are skipped."""
+    rows = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 14 or not all(word.isdecimal() for word in words[:2] + words[3:]):
+            continue
+        # reads completed, reads merged, sectors read, ms reading; four of writing; in flight, io_ticks, ...
+        counters = [int(word) for word in words[3:]]
+        rows.append(
+            DiskCounters(
+                (int(words[0]), int(words[1])), words[2], reads=counters[0],
+                read_bytes=counters[2] * SECTOR_BYTES, busy_ms=counters[9], counts=any(counters),
+            )
+        )
+    return tuple(rows)
+
+
+def disk_of(path: Path) -> Disk:
+    """The disk behind a path, which need not exist yet. Never guesses: see `Disk`."""
+    path = _nearest_existing(path)
+    device = os.stat(path).st_dev
+    return find_disk(
+        path,
+        (os.major(device), os.minor(device)),
+        parse_mountinfo(read_text(Path("/proc/self/mountinfo"))),
+        parse_diskstats(read_text(Path("/proc/diskstats"))),
+        Path("/sys/dev/block"),
+    )
+
+
+def find_disk(
+    path: Path,
+    number: tuple[int, int],
+    mounts: Sequence[Mount],
+    rows: Sequence[DiskCounters],
+    sys_dev_block: Path,
+) -> Disk:
+    """The disk behind `path`, whose files have the device `number` (major, minor), from what the kernel says."""
+    mount = mount_of(path, mounts)
+    filesystem = mount.filesystem if mount else "unknown file system"
+    if filesystem in MEMORY_FILESYSTEMS:
+        return Disk(None, filesystem, f"{filesystem} is memory", is_memory=True)
+    if filesystem in NETWORK_FILESYSTEMS or (filesystem.startswith("fuse.") and filesystem not in OVERLAYS):
+        return Disk(None, filesystem, f"{filesystem}: no local disk counts its reads", is_network=True)
+
+    def named(device: str, found_by: str) -> Disk:
+        return Disk(device, filesystem, found_by, is_memory=device.startswith(("ram", "zram")))
+
+    if device := _name_of(number, rows, sys_dev_block):
+        return named(device, f"device number {number[0]}:{number[1]} of {path}")
+    if mount and (device := _name_of_source(mount, rows, sys_dev_block)):
+        return named(device, f"{mount.source}, mounted on {mount.mount_point}")
+    if filesystem in OVERLAYS:
+        for beside in (m for m in mounts if m.mount_point in BESIDE_THE_LAYERS):
+            device = _name_of(beside.number, rows, sys_dev_block) or _name_of_source(beside, rows, sys_dev_block)
+            if device:
+                return named(device, f"{beside.mount_point}, which containers keep beside the overlay's layers")
+    disks = whole_disks(rows)
+    if mount and len(disks) == 1:
+        return named(disks[0], "the only disk of this machine that was ever read")
+    seen = f"{len(disks)} disks ({', '.join(disks)})" if disks else "no disk that counts reads"
+    return Disk(None, filesystem, f"unknown: {filesystem} has no device of its own, and the machine shows {seen}")
+
+
+def _name_of(number: tuple[int, int], rows: Sequence[DiskCounters], sys_dev_block: Path) -> str | None:
+    for row in rows:
+        if row.number == number:
+            return row.name
+    try:
+        link = os.readlink(sys_dev_block / f"{number[0]}:{number[1]}")
+    except OSError:
+        return None
+    return os.path.basename(link).replace("!", "/")
+
+
+def _name_of_source(mount: Mount, rows: Sequence[DiskCounters], sys_dev_block: Path) -> str | None:
+    """The device that a mount names as its source: by its node's number, or by name where /dev lacks the node."""
+    if not mount.source.startswith("/dev/"):
+        return None
+    try:
+        node = os.stat(mount.source).st_rdev
+        if name := _name_of((os.major(node), os.minor(node)), rows, sys_dev_block):
+            return name
+    except OSError:
+        pass
+    name = os.path.basename(os.path.realpath(mount.source))
+    return name if any(row.name == name for row in rows) else None
+
+
+def whole_disks(rows: Sequence[DiskCounters]) -> list[str]:
+    """Names of the real disks that were read since boot: no partitions, and nothing that lies on another disk."""
+    names = [row.name for row in rows if row.counts and not NOT_WHOLE_DISKS.match(row.name)]
+    return [
+        name for name in names
+        if not any(re.fullmatch(re.escape(other) + r"p?\d+", name) for other in names if other != name)
+    ]
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that one may still write at a path, which need not exist yet."""
+    return shutil.disk_usage(_nearest_existing(path)).free
+
+
+def _nearest_existing(path: Path) -> Path:
+    path = Path(os.path.realpath(path))
+    while not os.path.exists(path):
+        path = path.parent
+    return path
