@@ -69,7 +69,10 @@ def stock(settings: RunSettings, made: store.Weights, folder: Path, quick_start:
     began_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "stock.py"), *flags, *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=STOCK_LIMIT_S,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=STOCK_LIMIT_S,
     )
     wall_s = time.monotonic() - began_s
     if done.returncode:
@@ -145,15 +148,24 @@ class Bench:
     def keep(self, part: str, setting: str, **measured: Any) -> None:
         where = lab.describe_machine(self.device)
         line = {
-            "part": part, "setting": setting, "run": self.started, "machine": where.name, "platform": where.platform,
-            "versions": lab.versions(), **measured,
+            "part": part,
+            "setting": setting,
+            "run": self.started,
+            "machine": where.name,
+            "platform": where.platform,
+            "versions": lab.versions(),
+            **measured,
         }
         with open(self.options.output, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        _say(f"{part} {setting}: " + ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in measured.items() if isinstance(value, (float, str))
-        ))
+        _say(
+            f"{part} {setting}: "
+            + ", ".join(
+                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in measured.items()
+                if isinstance(value, (float, str))
+            )
+        )
 
     def fidelity(self) -> None:
         self._read_all_weights()
@@ -177,18 +189,41 @@ class Bench:
         model = ["--model", self.options.model] if self.options.model else []
         began_s = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "helpers", "run", *homework.QUESTIONS, "--device", self.device, *model,
-             "--repeats", "1", "--fresh", "--output", str(output)],
-            cwd=ROOT, stdout=sys.stderr,
+            [
+                sys.executable,
+                "-m",
+                "helpers",
+                "run",
+                *homework.QUESTIONS,
+                "--device",
+                self.device,
+                *model,
+                "--repeats",
+                "1",
+                "--fresh",
+                "--output",
+                str(output),
+            ],
+            cwd=ROOT,
+            stdout=sys.stderr,
         )
         wall_s = time.monotonic() - began_s
         for record in lab.Log(output / results.LOG_NAME):
             name = next(
-                (row.id for rows in homework.QUESTIONS.values() for row in rows
-                 if self.settings(row.id) == record.settings), record.settings.key,
+                (
+                    row.id
+                    for rows in homework.QUESTIONS.values()
+                    for row in rows
+                    if self.settings(row.id) == record.settings
+                ),
+                record.settings.key,
             )
             self.keep(
-                "whole", name, who="lab run", wall_s=record.duration_s, page_cache=record.settings.page_cache,
+                "whole",
+                name,
+                who="lab run",
+                wall_s=record.duration_s,
+                page_cache=record.settings.page_cache,
                 **figures_of(record),
             )
         self.keep("whole", "all", who="lab", wall_s=wall_s, exit_code=done.returncode)
@@ -241,19 +276,41 @@ class Bench:
                 drop_from_page_cache(file)
             with small_cgroup(self.options.small_host_gib * GIB) as cgroup:
                 done = subprocess.run(
-                    [sys.executable, "-m", "helpers", "measure", "--device", self.device, "--model", settings.model,
-                     "--percent", *homework.DISK.split(), "--gen-len", str(settings.workload.gen_len),
-                     "--copy-buffer", copy_buffer, "--repeats", "1", "--fresh", "--json",
-                     "--output", str(self.folder / f"small-{copy_buffer}")],
-                    cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                    [
+                        sys.executable,
+                        "-m",
+                        "helpers",
+                        "measure",
+                        "--device",
+                        self.device,
+                        "--model",
+                        settings.model,
+                        "--percent",
+                        *homework.DISK.split(),
+                        "--gen-len",
+                        str(settings.workload.gen_len),
+                        "--copy-buffer",
+                        copy_buffer,
+                        "--repeats",
+                        "1",
+                        "--fresh",
+                        "--json",
+                        "--output",
+                        str(self.folder / f"small-{copy_buffer}"),
+                    ],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    text=True,
                     preexec_fn=lambda: (cgroup / "cgroup.procs").write_text(str(os.getpid())),
                 )
                 peak_gib = int((cgroup / "memory.peak").read_text()) / GIB
             found = json.loads(done.stdout)
             wanted = ("status", "total_throughput_tok_s", "bytes_from_disk", "bytes_expected_from_disk", "reason")
             self.keep(
-                "small-host", f"{self.options.small_host_gib} GiB, copy buffer {copy_buffer}",
-                memory_peak_gib=peak_gib, **{name: found[name] for name in wanted},
+                "small-host",
+                f"{self.options.small_host_gib} GiB, copy buffer {copy_buffer}",
+                memory_peak_gib=peak_gib,
+                **{name: found[name] for name in wanted},
             )
 
     def _weight_files(self) -> list[Path]:
@@ -400,7 +457,7 @@ def same_tokens(lines: Sequence[dict[str, Any]]) -> bool | None:
     stocks = [line["tokens"] for line in lines if line["who"] == "stock"]
     if not all(ours_) or not all(stocks):
         return None
-    generated = [[row[-len(mine):] for row, mine in zip(theirs, ours_[0])] for theirs in stocks]
+    generated = [[row[-len(mine) :] for row, mine in zip(theirs, ours_[0])] for theirs in stocks]
     return all(tokens == ours_[0] for tokens in (*ours_, *generated))
 
 
@@ -414,16 +471,38 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
         if not speed or not peak:
             continue
         varies = spread(stocks, "throughput_tok_s").values
-        rows.append([
-            name, of_setting[0].get("page_cache", ""), len(speed.values),
-            f"{spread(stocks, 'throughput_tok_s'):.4g}", f"{spread(mine, 'throughput_tok_s'):.4g}", f"{speed:.3f}",
-            f"{fastest(of_setting):.3f}", f"{100 * (max(varies) / min(varies) - 1):.1f} %" if len(varies) > 1 else "-",
-            f"{spread(stocks, 'peak_gpu_mem_gib'):.4f}", f"{spread(mine, 'peak_gpu_mem_gib'):.4f}", f"{peak:.4f}",
-            {True: "the same", False: "DIFFERENT", None: "-"}[same_tokens(of_setting)],
-        ])
+        rows.append(
+            [
+                name,
+                of_setting[0].get("page_cache", ""),
+                len(speed.values),
+                f"{spread(stocks, 'throughput_tok_s'):.4g}",
+                f"{spread(mine, 'throughput_tok_s'):.4g}",
+                f"{speed:.3f}",
+                f"{fastest(of_setting):.3f}",
+                f"{100 * (max(varies) / min(varies) - 1):.1f} %" if len(varies) > 1 else "-",
+                f"{spread(stocks, 'peak_gpu_mem_gib'):.4f}",
+                f"{spread(mine, 'peak_gpu_mem_gib'):.4f}",
+                f"{peak:.4f}",
+                {True: "the same", False: "DIFFERENT", None: "-"}[same_tokens(of_setting)],
+            ]
+        )
     return table(
-        ["run", "page cache", "pairs", "stock token/s", "laboratory token/s", "ratio",
-         "of the fastest", "stock varies by", "stock peak GiB", "laboratory peak GiB", "ratio", "tokens"], rows,
+        [
+            "run",
+            "page cache",
+            "pairs",
+            "stock token/s",
+            "laboratory token/s",
+            "ratio",
+            "of the fastest",
+            "stock varies by",
+            "stock peak GiB",
+            "laboratory peak GiB",
+            "ratio",
+            "tokens",
+        ],
+        rows,
     )
 
 
@@ -445,8 +524,11 @@ def whole_table(lines: list[dict[str, Any]]) -> str:
             rows.append([what, f"{len(of)} runs", seconds, "", seconds / typed_s if typed else ""])
         for phase, seconds in phases(records, run["wall_s"]).items():
             rows.append([f"- {phase}", "", seconds, seconds / run["wall_s"], ""])
-    as_pairs = [line | {"who": "lab" if line in records else "stock", "run": "last", "pair": 0}
-                for line in (*records, *typed) if line["throughput_tok_s"] is not None]
+    as_pairs = [
+        line | {"who": "lab" if line in records else "stock", "run": "last", "pair": 0}
+        for line in (*records, *typed)
+        if line["throughput_tok_s"] is not None
+    ]
     return table(["what", "of", "wall s", "share", "of stock's"], rows) + "\n\n" + fidelity_table(as_pairs)
 
 
@@ -476,11 +558,15 @@ def direct_table(lines: list[dict[str, Any]]) -> str:
     for name, of_setting in of.items():
         rate = spread(of_setting, "read_gb_s")
         speed = spread(of_setting, "throughput_tok_s") if "throughput_tok_s" in of_setting[0] else None
-        rows.append([
-            name, f"{rate:.3f}", f"{speed:.3f}" if speed else "",
-            f"{speed.median / spread(of['stock reader'], 'throughput_tok_s').median:.2f}" if speed else "",
-            f"{rate.median / spread(of[plain], 'read_gb_s').median:.2f}",
-        ])
+        rows.append(
+            [
+                name,
+                f"{rate:.3f}",
+                f"{speed:.3f}" if speed else "",
+                f"{speed.median / spread(of['stock reader'], 'throughput_tok_s').median:.2f}" if speed else "",
+                f"{rate.median / spread(of[plain], 'read_gb_s').median:.2f}",
+            ]
+        )
     return table(["reader, page cache cold", "GB/s", "token/s", "of stock's token/s", f"of {plain}"], rows)
 
 
@@ -489,11 +575,17 @@ def overhead_table(lines: list[dict[str, Any]]) -> str:
     for name, of_setting in by_setting(lines).items():
         ratio = ratios(of_setting, "throughput_tok_s", lambda line: line["sampled"])
         if ratio:
-            rows.append([
-                name, len(ratio.values), f"{ratio:.4f}",
-                *(f"{spread([line for line in of_setting if line['sampled'] is on], 'throughput_tok_s'):.4g}"
-                  for on in (True, False)),
-            ])
+            rows.append(
+                [
+                    name,
+                    len(ratio.values),
+                    f"{ratio:.4f}",
+                    *(
+                        f"{spread([line for line in of_setting if line['sampled'] is on], 'throughput_tok_s'):.4g}"
+                        for on in (True, False)
+                    ),
+                ]
+            )
     return table(["run", "pairs", "with samplers / without", "token/s with", "token/s without"], rows)
 
 
@@ -508,10 +600,15 @@ def page_cache_table(lines: list[dict[str, Any]]) -> str:
 
 def small_host_table(lines: list[dict[str, Any]]) -> str:
     rows = [
-        [name, line["status"], line["total_throughput_tok_s"],
-         line["bytes_from_disk"] / line["bytes_expected_from_disk"] if line["bytes_from_disk"] is not None else "",
-         line["memory_peak_gib"]]
-        for name, of_setting in by_setting(lines).items() for line in of_setting[-1:]
+        [
+            name,
+            line["status"],
+            line["total_throughput_tok_s"],
+            line["bytes_from_disk"] / line["bytes_expected_from_disk"] if line["bytes_from_disk"] is not None else "",
+            line["memory_peak_gib"],
+        ]
+        for name, of_setting in by_setting(lines).items()
+        for line in of_setting[-1:]
     ]
     return table(
         ["100 % disk in a cgroup of", "status", "token/s", "read from disk / needed", "cgroup's memory, peak GiB"], rows
@@ -519,8 +616,12 @@ def small_host_table(lines: list[dict[str, Any]]) -> str:
 
 
 TABLES = {
-    "fidelity": fidelity_table, "whole": whole_table, "direct": direct_table, "overhead": overhead_table,
-    "page-cache": page_cache_table, "small-host": small_host_table,
+    "fidelity": fidelity_table,
+    "whole": whole_table,
+    "direct": direct_table,
+    "overhead": overhead_table,
+    "page-cache": page_cache_table,
+    "small-host": small_host_table,
 }
 
 

@@ -50,8 +50,11 @@ def main() -> None:
             f"| {statistics.median(peaks_gib):.3f} | {found.peak_gpu_mem_gib:.3f} | {'yes' if inside else 'no'} |"
         )
     print()
-    for what, of_kind in (("that read the disk tier", errors[True]), ("that do not", errors[False]),
-                          ("in all", errors[True] + errors[False])):
+    for what, of_kind in (
+        ("that read the disk tier", errors[True]),
+        ("that do not", errors[False]),
+        ("in all", errors[True] + errors[False]),
+    ):
         if of_kind:
             mean, largest = statistics.fmean(of_kind), max(of_kind)
             print(f"{len(of_kind)} settings {what}: mean error {mean:.1%}, largest {largest:.1%}")

@@ -82,11 +82,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{names}; none: every notebook")
     run.add_argument("--device", default="auto", help="auto, cuda or emulated")
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
-    run.add_argument("--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR",
-                        help="default: outputs/ of the project")
+    run.add_argument(
+        "--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR", help="default: outputs/ of the project"
+    )
     run.add_argument("--page-cache", default="natural", help="natural or cold")
-    run.add_argument("--repeats", type=int, default=3, metavar="N",
-                     help="times that each run is measured, fewer once that took a minute (default: 3)")
+    run.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="times that each run is measured, fewer once that took a minute (default: 3)",
+    )
     run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
     run.add_argument("--dry-run", action="store_true", help="list the runs and which are known already, start nothing")
     run.set_defaults(command=_run)
@@ -97,19 +103,26 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--page-cache", default="natural", help="natural or cold")
     measure.add_argument("--disk-reader", default="stock", help="stock, or direct: weights by O_DIRECT")
     measure.add_argument("--copy-buffer", default="stock", help="stock: 8 GiB, pinned; or fit: the largest tensor")
-    measure.add_argument("--repeats", type=int, default=3, metavar="N",
-                         help="times to measure, fewer once that took a minute (default: 3)")
+    measure.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="times to measure, fewer once that took a minute (default: 3)",
+    )
     measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
-    measure.add_argument("--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR",
-                        help="default: outputs/ of the project")
+    measure.add_argument(
+        "--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR", help="default: outputs/ of the project"
+    )
     measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
     measure.add_argument("--json", action="store_true")
     measure.set_defaults(command=_measure)
 
     place = commands.add_parser("place", help="where FlexGen puts the weights for a split")
     place.add_argument("--percent", nargs="+", required=True, metavar="N", help=PERCENT)
-    place.add_argument("--to", nargs="+", metavar="N",
-                       help="another split: list each placement there is from one to the other, once")
+    place.add_argument(
+        "--to", nargs="+", metavar="N", help="another split: list each placement there is from one to the other, once"
+    )
     place.add_argument("--model", default="opt-1.3b", help="default: opt-1.3b")
     place.add_argument("--compress-weight", action="store_true")
     place.add_argument("--json", action="store_true")
@@ -222,8 +235,11 @@ def _run(options: argparse.Namespace) -> int:
 
     folder = models.local_folder(options.model) if options.model else None
     parameters = {
-        "device": device, "model": str(folder or options.model), "page_cache": options.page_cache,
-        "repeats": options.repeats, "output_dir": str(output),
+        "device": device,
+        "model": str(folder or options.model),
+        "page_cache": options.page_cache,
+        "repeats": options.repeats,
+        "output_dir": str(output),
     }
     runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh, _say)
     broken = any(one.error for one in runs)
@@ -246,8 +262,12 @@ def _measure(options: argparse.Namespace) -> int:
 
     device = lab.choose_device(options.device)
     settings = _settings(
-        options, device, page_cache=options.page_cache, disk_reader=options.disk_reader,
-        copy_buffer=options.copy_buffer, repeats=options.repeats,
+        options,
+        device,
+        page_cache=options.page_cache,
+        disk_reader=options.disk_reader,
+        copy_buffer=options.copy_buffer,
+        repeats=options.repeats,
     )
     output = paths.folder(options.output, "output folder")
     known = not options.fresh and not lab.without_figures({"it": settings}, output)
@@ -364,11 +384,15 @@ def _predict(options: argparse.Namespace) -> int:
     if reason and not options.json:
         print(f"does not fit: {reason}; time and throughput are as if there were enough")
     longest = {name: seconds for name, seconds in found.terms_s.items() if seconds > 1e-3 * found.total_latency_s}
-    _print(figures, options.json, {
-        "achieved": str(placement),
-        "reason": None,
-        "terms_s": f"\n{'':30} ".join(f"{name} {_in_words(seconds)} s" for name, seconds in longest.items()),
-    })
+    _print(
+        figures,
+        options.json,
+        {
+            "achieved": str(placement),
+            "reason": None,
+            "terms_s": f"\n{'':30} ".join(f"{name} {_in_words(seconds)} s" for name, seconds in longest.items()),
+        },
+    )
     return DONE
 
 
@@ -383,7 +407,8 @@ def _what_does_not_fit(found: Any, profile: Any) -> str:
     return "; ".join(
         f"needs {needed_gib:.2f} GiB of {what}, {profile.name} has {usable_gib:.2f} "
         f"(and {overhead_gib:.2f} that Python, torch and CUDA take)"
-        for what, needed_gib, usable_gib, overhead_gib in memories if needed_gib > usable_gib
+        for what, needed_gib, usable_gib, overhead_gib in memories
+        if needed_gib > usable_gib
     )
 
 
@@ -412,10 +437,19 @@ def _search(options: argparse.Namespace) -> int:
         for choice in ranked
     ]
     if options.json:
-        print(json.dumps({
-            "kind": "predicted", "machine": profile.name, "model": options.model, "compared": found.compared,
-            "limit": found.limit, "best": choices[0], "runners_up": choices[1:],
-        }))
+        print(
+            json.dumps(
+                {
+                    "kind": "predicted",
+                    "machine": profile.name,
+                    "model": options.model,
+                    "compared": found.compared,
+                    "limit": found.limit,
+                    "best": choices[0],
+                    "runners_up": choices[1:],
+                }
+            )
+        )
         return DONE
     print(f"predicted for {profile.name}, the best of {found.compared:,} settings that fit; {found.limit}")
     for choice, figures in zip(ranked, choices):

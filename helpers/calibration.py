@@ -29,9 +29,13 @@ def probes() -> dict[str, RunSettings]:
     that one process shows dozens: attention's four small matrices and the MLP's two large ones tell a file's overhead
     from the rate.
     """
+
     def probe(percent: str, gen_len: int = 8, batch: int = 4, **options) -> RunSettings:
         return RunSettings(
-            model=PROBE_MODEL.name, split=OffloadSplit.parse(percent), device="cuda", copy_buffer="fit",
+            model=PROBE_MODEL.name,
+            split=OffloadSplit.parse(percent),
+            device="cuda",
+            copy_buffer="fit",
             workload=Workload(gpu_batch_size=batch, num_gpu_batches=1, prompt_len=128, gen_len=gen_len),
             **{"repeats": 1 if "debug_mode" in options else 2, **options},
         )
@@ -50,10 +54,7 @@ def probes() -> dict[str, RunSettings]:
 
 
 def calibrate(
-    ceilings: MachineCeilings,
-    output_dir: Path,
-    offload_root: Path | None = None,
-    say: Callable[[str], None] = print,
+    ceilings: MachineCeilings, output_dir: Path, offload_root: Path | None = None, say: Callable[[str], None] = print
 ) -> MachineProfile:
     """The profile of this machine: its ceilings, and for what they do not show a short FlexGen run each.
 
@@ -148,9 +149,14 @@ def _kernel_loading_s(record: RunRecord) -> dict[str, float]:
 
 def _source(record: RunRecord) -> str:
     settings = record.settings
-    flags = [flag for flag, is_set in (
-        ("--compress-weight", settings.compress_weight), ("--pin-weight 0", not settings.pin_weight),
-        ("--cpu-cache-compute", settings.cpu_cache_compute),
-    ) if is_set]
+    flags = [
+        flag
+        for flag, is_set in (
+            ("--compress-weight", settings.compress_weight),
+            ("--pin-weight 0", not settings.pin_weight),
+            ("--cpu-cache-compute", settings.cpu_cache_compute),
+        )
+        if is_set
+    ]
     run = " ".join([PROBE_MODEL.name, f"--percent {settings.split}", *flags])
     return f"measured on this machine: {run}, page cache {settings.page_cache}"

@@ -153,9 +153,7 @@ def _cuda_s(run: RunSettings, profile: MachineProfile | None) -> float | None:
     to_read, to_write = (fp16_bytes, on_disk) if run.compress_weight else (placed.total_bytes - on_disk, 0)
     # What is read again and again stays in the page cache, if there is room for it.
     cached = predicted.host_mem_gib * GIB + to_read + on_disk <= profile.shared_host_bytes
-    read_gb_s, write_gb_s = (
-        (profile.page_cache_gb_s,) * 2 if cached else (profile.disk_gb_s, profile.disk_write_gb_s)
-    )
+    read_gb_s, write_gb_s = (profile.page_cache_gb_s,) * 2 if cached else (profile.disk_gb_s, profile.disk_write_gb_s)
     prefill_s, decode_s = predicted.prefill_latency_s, predicted.decode_latency_s
     if run.debug_mode:  # FlexGen times these layer-steps and projects the rest
         decode_s *= DEBUG_LAYER_STEPS / ((run.workload.gen_len - 1) * len(run.opt_model.layers))

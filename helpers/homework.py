@@ -75,9 +75,14 @@ QUESTIONS: dict[str, tuple[Row, ...]] = {
 # Run with a question, beside its rows: the homework does not ask for them, and its tables do not hold them.
 EXTRAS: dict[str, tuple[Row, ...]] = {
     "q4": (
-        Row("q4-disk-direct", "100 % disk, page cache dropped, direct reader", DISK, page_cache="cold",
-            disk_reader="direct"),
-    ),
+        Row(
+            "q4-disk-direct",
+            "100 % disk, page cache dropped, direct reader",
+            DISK,
+            page_cache="cold",
+            disk_reader="direct",
+        ),
+    )
 }
 
 # What the homework does not ask for, in its tables or not: left out where it is dear.
@@ -111,7 +116,10 @@ def plan(
         raise Refused(f"question {question!r}: choose from {', '.join(QUESTIONS)}")
     return {
         row.id: row.settings(
-            model=model or MODEL[device], device=device, workload=WORKLOAD[device], page_cache=page_cache,
+            model=model or MODEL[device],
+            device=device,
+            workload=WORKLOAD[device],
+            page_cache=page_cache,
             repeats=repeats,
         )
         for row in (*QUESTIONS[question], *EXTRAS.get(question, ()))

@@ -92,7 +92,13 @@ def run(
         for key, one in todo.items():
             tell(describe(one))
             record = _run_one(
-                key, one, here[one.device], root, limit_s, repeat_budget_s, prepare,
+                key,
+                one,
+                here[one.device],
+                root,
+                limit_s,
+                repeat_budget_s,
+                prepare,
                 on_phase=lambda phase, one=one: tell(f"{describe(one)}: {phase}"),
             )
             try:
@@ -119,7 +125,8 @@ def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) ->
 def _known(log: Log, wanted: Mapping[str, RunSettings]) -> dict[str, RunRecord]:
     """The finished results of these runs, by their keys: of these settings, whatever key stands in the log."""
     return {
-        key: record for key, record in log.latest(wanted).items()
+        key: record
+        for key, record in log.latest(wanted).items()
         if record.status == "done" and record.settings == wanted[key]
     }
 
@@ -213,7 +220,9 @@ def _run_one(
         samples=outcome.samples,
         failure=failure,
         notes=(
-            *notes, *_few_repeats(settings, outcome, repeat_budget_s), *_slow_cores(settings, outcome.repeats),
+            *notes,
+            *_few_repeats(settings, outcome, repeat_budget_s),
+            *_slow_cores(settings, outcome.repeats),
             *outcome.result.get("notes", ()),
         ),
     )
@@ -254,8 +263,10 @@ def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
     if disk.is_network and on_disk:
         notes.append(f"offload folder {root}: {disk.filesystem}, a network or FUSE file system, no disk's figures")
     if split.cache_disk or activations_disk:
-        notes.append("what the run had to read from the disk is counted of its weights alone, not of the KV cache and "
-                     "activations there")
+        notes.append(
+            "what the run had to read from the disk is counted of its weights alone, not of the KV cache and "
+            "activations there"
+        )
     return notes
 
 

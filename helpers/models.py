@@ -54,10 +54,10 @@ class OptModel:
         h, v = self.hidden_size, self.vocab_size
         token_embedding = TensorSpec("decoder.embed_tokens.weight", (v, h))
         layers = [
-            Layer("input_embed", (
-                token_embedding,
-                TensorSpec("decoder.embed_positions.weight", (self.max_positions + 2, h)),
-            ))
+            Layer(
+                "input_embed",
+                (token_embedding, TensorSpec("decoder.embed_positions.weight", (self.max_positions + 2, h))),
+            )
         ]
         for i in range(self.num_layers):
             prefix = f"decoder.layers.{i}."
@@ -76,11 +76,16 @@ class OptModel:
                 TensorSpec(f"{prefix}final_layer_norm.bias", (h,)),
             )
             layers += [Layer("attention", tuple(attention)), Layer("mlp", mlp)]
-        layers.append(Layer("output_embed", (
-            TensorSpec("decoder.layer_norm.weight", (h,)),
-            TensorSpec("decoder.layer_norm.bias", (h,)),
-            token_embedding,
-        )))
+        layers.append(
+            Layer(
+                "output_embed",
+                (
+                    TensorSpec("decoder.layer_norm.weight", (h,)),
+                    TensorSpec("decoder.layer_norm.bias", (h,)),
+                    token_embedding,
+                ),
+            )
+        )
         return tuple(layers)
 
     @cached_property
@@ -206,9 +211,13 @@ def _from_transformers_config(folder: Path) -> OptModel:
         }
         # What a config leaves out has transformers' default for OPT.
         defaults = {
-            "do_layer_norm_before": True, "ffn_dim": 3072, "word_embed_proj_dim": hidden,
-            "activation_function": "relu", "enable_bias": True,
-            "layer_norm_elementwise_affine": True, "pad_token_id": 1,
+            "do_layer_norm_before": True,
+            "ffn_dim": 3072,
+            "word_embed_proj_dim": hidden,
+            "activation_function": "relu",
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+            "pad_token_id": 1,
         }
         for key, wanted in required.items():
             found = config.get(key, defaults.get(key))

@@ -55,19 +55,38 @@ class Page:
         display(Markdown(f"{'Machine profile' if is_profile else 'Ceilings'}: `{path}`."))
 
     def affordable(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> dict[str, RunSettings]:
-        """The runs without those beside the homework that are dear on this machine; says which, and how to have them.
-        """
+        """Leave out optional runs that take long on this machine; say which, and how to run them."""
         left, dear = forecast.affordable(runs, self.output, fresh)
         for name, seconds in dear.items():
             run = runs[name]
-            measure = [sys.executable, "-m", "helpers", "measure", "--percent", *str(run.split).split(),
-                       "--page-cache", run.page_cache, "--disk-reader", run.disk_reader, "--repeats", str(run.repeats),
-                       "--device", run.device, "--model", run.model, "--output", str(self.output)]
-            display(Markdown(
-                f"Left out here, for the homework does not ask for it and it would take {forecast.in_words(seconds)}: "
-                f"{name}. This makes it (in Colab with a ! before it), and this page then shows it: "
-                f"`cd {shlex.quote(str(paths.ROOT))} && {shlex.join(measure)}`"
-            ))
+            measure = [
+                sys.executable,
+                "-m",
+                "helpers",
+                "measure",
+                "--percent",
+                *str(run.split).split(),
+                "--page-cache",
+                run.page_cache,
+                "--disk-reader",
+                run.disk_reader,
+                "--repeats",
+                str(run.repeats),
+                "--device",
+                run.device,
+                "--model",
+                run.model,
+                "--output",
+                str(self.output),
+            ]
+            display(
+                Markdown(
+                    f"Left out here, for the homework does not ask for it and it would take "
+                    f"{forecast.in_words(seconds)}: "
+                    f"{name}. This makes it (in Colab with a ! before it), and this page then shows it: "
+                    f"`cd {shlex.quote(str(paths.ROOT))} && {shlex.join(measure)}`"
+                )
+            )
         return left
 
     def announce(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> None:
@@ -100,7 +119,7 @@ def start(device: str = "auto", output_dir: str = "") -> Page:
     output = paths.folder(output, "output_dir")
     if chosen == "emulated":
         text = (
-            f"**Emulated GPU** (profile \"{EMULATED_T4.name}\"): FlexGen's own code on this CPU with a small model. "
+            f'**Emulated GPU** (profile "{EMULATED_T4.name}"): FlexGen\'s own code on this CPU with a small model. '
             "The order of the tiers is a T4's; the figures are not."
         )
     else:

@@ -108,9 +108,7 @@ def _place_layer(layer: Layer, weights_gpu: int, weights_cpu: int, compress_weig
     placed = []
     for tensor, tier in zip(layer.tensors, tiers):
         compressed = compress_weight and len(tensor.shape) > 1  # FlexGen keeps vectors in fp16
-        placed.append(
-            PlacedTensor(tensor.name, tensor.shape, compressed, tier, stored_bytes(tensor.shape, compressed))
-        )
+        placed.append(PlacedTensor(tensor.name, tensor.shape, compressed, tier, stored_bytes(tensor.shape, compressed)))
     return tuple(placed)
 
 

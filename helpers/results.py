@@ -184,10 +184,7 @@ class RunRecord(Frozen):
     @property
     def bytes_from_disk(self) -> int | None:
         """Bytes that the disk gave in one repeat (median): the device's counter, else the process's own."""
-        for counts in (
-            [r.disk_read_bytes for r in self.repeats],
-            [r.own_read_bytes for r in self.repeats],
-        ):
+        for counts in ([r.disk_read_bytes for r in self.repeats], [r.own_read_bytes for r in self.repeats]):
             if counts and None not in counts:
                 return int(statistics.median(counts))
         return None

@@ -78,8 +78,12 @@ class OffloadSplit(Frozen):
                 raise Refused(f"--percent {number}: outside 0 to 100")
             whole.append(number)
         return cls(
-            weights_gpu=whole[0], weights_cpu=whole[1], cache_gpu=whole[2],
-            cache_cpu=whole[3], activations_gpu=whole[4], activations_cpu=whole[5],
+            weights_gpu=whole[0],
+            weights_cpu=whole[1],
+            cache_gpu=whole[2],
+            cache_cpu=whole[3],
+            activations_gpu=whole[4],
+            activations_cpu=whole[5],
         )
 
     @model_validator(mode="after")
@@ -120,8 +124,12 @@ class OffloadSplit(Frozen):
     @property
     def percent(self) -> tuple[int, int, int, int, int, int]:
         return (
-            self.weights_gpu, self.weights_cpu, self.cache_gpu,
-            self.cache_cpu, self.activations_gpu, self.activations_cpu,
+            self.weights_gpu,
+            self.weights_cpu,
+            self.cache_gpu,
+            self.cache_cpu,
+            self.activations_gpu,
+            self.activations_cpu,
         )
 
     def __str__(self) -> str:
@@ -224,13 +232,25 @@ class RunSettings(Frozen):
         """FlexGen's own command line for this run, as one would type it."""
         model = self.opt_model.name
         arguments = [
-            "python", "-m", "flexgen.flex_opt",
-            "--model", model if "/" in model else f"facebook/{model}",
-            "--path", weights, "--offload-dir", offload_dir,
-            "--prompt-len", str(self.workload.prompt_len), "--gen-len", str(self.workload.gen_len),
-            "--gpu-batch-size", str(self.workload.gpu_batch_size),
-            "--num-gpu-batches", str(self.workload.num_gpu_batches),
-            "--percent", *str(self.split).split(),
+            "python",
+            "-m",
+            "flexgen.flex_opt",
+            "--model",
+            model if "/" in model else f"facebook/{model}",
+            "--path",
+            weights,
+            "--offload-dir",
+            offload_dir,
+            "--prompt-len",
+            str(self.workload.prompt_len),
+            "--gen-len",
+            str(self.workload.gen_len),
+            "--gpu-batch-size",
+            str(self.workload.gpu_batch_size),
+            "--num-gpu-batches",
+            str(self.workload.num_gpu_batches),
+            "--percent",
+            *str(self.split).split(),
         ]
         if self.compress_weight:
             arguments.append("--compress-weight")
@@ -259,8 +279,10 @@ class RunSettings(Frozen):
         )
         notes = [f"FlexGen has no model {model.name}, which is of this laboratory; take another for it"] if own else []
         beside = {
-            "--device emulated": self.device == "emulated", "--page-cache cold": self.page_cache == "cold",
-            "--disk-reader direct": self.disk_reader == "direct", "--copy-buffer fit": self.copy_buffer == "fit",
+            "--device emulated": self.device == "emulated",
+            "--page-cache cold": self.page_cache == "cold",
+            "--disk-reader direct": self.disk_reader == "direct",
+            "--copy-buffer fit": self.copy_buffer == "fit",
         }
         flags = " ".join(flag for flag, is_set in beside.items() if is_set)
         if flags:

@@ -107,8 +107,13 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
     try:
         with tempfile.TemporaryDirectory() as sockets:
             papermill.execute_notebook(
-                str(NOTEBOOK_FOLDER / NOTEBOOKS[name]), str(executed), parameters=dict(parameters),
-                kernel_name="python3", cwd=str(NOTEBOOK_FOLDER), progress_bar=True, config=_connection(sockets),
+                str(NOTEBOOK_FOLDER / NOTEBOOKS[name]),
+                str(executed),
+                parameters=dict(parameters),
+                kernel_name="python3",
+                cwd=str(NOTEBOOK_FOLDER),
+                progress_bar=True,
+                config=_connection(sockets),
                 extra_arguments=[QUIET],
             )
     # The exception is to be believed, not the saved notebook: after a killed kernel it calls every cell completed.

@@ -25,25 +25,53 @@ def make_record(percent="0 0 100 0 100 0", latencies=((1.0, 0.5, 0.5), (1.2, 0.5
     options = {"model": "opt-mini", "split": OffloadSplit.parse(percent), "device": "cuda", "workload": WORK}
     settings = RunSettings(**(options | fields.pop("settings", {})))
     repeats = tuple(
-        Repeat(started_s=10.0 * i + 10, ended_s=10.0 * i + 15, pass_latencies_s=passes, peak_gpu_mem_gib=0.5 + i,
-               disk_read_bytes=1000 * (i + 1))
+        Repeat(
+            started_s=10.0 * i + 10,
+            ended_s=10.0 * i + 15,
+            pass_latencies_s=passes,
+            peak_gpu_mem_gib=0.5 + i,
+            disk_read_bytes=1000 * (i + 1),
+        )
         for i, passes in enumerate(latencies)
     )
-    return RunRecord(**({
-        "key": settings.key, "kind": "measured on CUDA", "status": "done", "settings": settings,
-        "command": "python ...",
-        "machine": MACHINE, "versions": {"torch": "2.11"}, "started_at": "2026-01-01T00:00:00Z", "duration_s": 60.0,
-        "repeats": repeats, "bytes_expected_from_disk": 4000,
-    } | fields))
+    return RunRecord(
+        **(
+            {
+                "key": settings.key,
+                "kind": "measured on CUDA",
+                "status": "done",
+                "settings": settings,
+                "command": "python ...",
+                "machine": MACHINE,
+                "versions": {"torch": "2.11"},
+                "started_at": "2026-01-01T00:00:00Z",
+                "duration_s": 60.0,
+                "repeats": repeats,
+                "bytes_expected_from_disk": 4000,
+            }
+            | fields
+        )
+    )
 
 
 def disk_series(**fields):
-    return DiskSeries(**({
-        "source": "/proc/diskstats", "device": "sda", "device_found_by": "st_dev", "interval_s": 1.0,
-        "time_s": (1.0, 10.5, 12.0, 40.0), "reads_per_s": (9e3, 10.0, 20.0, 8e3),
-        "read_kib_per_s": (9e5, 100.0, 200.0, 8e5),
-        "request_kib": (512.0, None, 16.0, 512.0), "util_percent": (99.0, 1.0, 2.0, 99.0), "idle_read_kib_per_s": 0.0,
-    } | fields))
+    return DiskSeries(
+        **(
+            {
+                "source": "/proc/diskstats",
+                "device": "sda",
+                "device_found_by": "st_dev",
+                "interval_s": 1.0,
+                "time_s": (1.0, 10.5, 12.0, 40.0),
+                "reads_per_s": (9e3, 10.0, 20.0, 8e3),
+                "read_kib_per_s": (9e5, 100.0, 200.0, 8e5),
+                "request_kib": (512.0, None, 16.0, 512.0),
+                "util_percent": (99.0, 1.0, 2.0, 99.0),
+                "idle_read_kib_per_s": 0.0,
+            }
+            | fields
+        )
+    )
 
 
 def changed(**rows):
@@ -107,7 +135,16 @@ def at_phase(monkeypatch, phase: str, action: Callable[[], None], occurrence: in
 def save_config(folder: Path, hidden_size: int = 64) -> None:
     """A transformers folder of a tiny OPT, as far as its shape goes."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "opt", "hidden_size": hidden_size, "num_attention_heads": 4, "num_hidden_layers": 2,
-        "ffn_dim": 4 * hidden_size, "vocab_size": 100, "max_position_embeddings": 256,
-    }))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "opt",
+                "hidden_size": hidden_size,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 2,
+                "ffn_dim": 4 * hidden_size,
+                "vocab_size": 100,
+                "max_position_embeddings": 256,
+            }
+        )
+    )

@@ -81,9 +81,7 @@ class _Answer(BaseHTTPRequestHandler):
         if not path.startswith((prefix, "/elsewhere/")) or not file.is_file():
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)
         content = file.read_bytes()
-        headers = {
-            "X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"', "Accept-Ranges": "bytes",
-        }
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"', "Accept-Ranges": "bytes"}
         if fault == "damaged":
             content = bytes(len(content))
         status, start = 200, 0
@@ -95,8 +93,10 @@ class _Answer(BaseHTTPRequestHandler):
     def _elsewhere(self, file: Path) -> dict[str, str]:
         xet = {"X-Xet-Hash": "0" * 64, "Link": f'<{self.server.url}/xet-token>; rel="xet-auth"'}
         return {
-            "Location": f"http://localhost:{self.server.server_port}/elsewhere/{file.name}", "X-Repo-Commit": COMMIT,
-            "X-Linked-ETag": f'"{_sha256(file)}"', "X-Linked-Size": str(file.stat().st_size),
+            "Location": f"http://localhost:{self.server.server_port}/elsewhere/{file.name}",
+            "X-Repo-Commit": COMMIT,
+            "X-Linked-ETag": f'"{_sha256(file)}"',
+            "X-Linked-Size": str(file.stat().st_size),
             **(xet if self.server.xet else {}),
         }
 
@@ -113,8 +113,16 @@ class _Answer(BaseHTTPRequestHandler):
             size = file.stat().st_size
             lfs = {"lfs": {"sha256": _sha256(file), "size": size, "pointerSize": 135}} if _is_large(file.name) else {}
             files.append({"rfilename": file.name, "size": size, **lfs})
-        return {"id": self.server.repo, "sha": COMMIT, "siblings": files, "tags": [], "private": False,
-                "downloads": 0, "likes": 0, "_id": "0"}
+        return {
+            "id": self.server.repo,
+            "sha": COMMIT,
+            "siblings": files,
+            "tags": [],
+            "private": False,
+            "downloads": 0,
+            "likes": 0,
+            "_id": "0",
+        }
 
     def _send(self, status: int, body: bytes, headers: dict, with_body: bool, fault: object = None) -> None:
         self.send_response(status)

@@ -41,9 +41,20 @@ total latency: 0.117 s	total throughput: 51.299 token/s
 
 def line(part, setting, who="lab", **fields):
     return {
-        "part": part, "setting": setting, "run": "2026-01-01", "machine": "a GPU", "platform": "Linux",
-        "versions": {"torch": "2.11"}, "who": who, "pair": 0, "page_cache": "natural", "throughput_tok_s": 100.0,
-        "peak_gpu_mem_gib": 1.0, "tokens": [[851, 774, 518]] * 2, "wall_s": 10.0, "read_gb_s": 1.0,
+        "part": part,
+        "setting": setting,
+        "run": "2026-01-01",
+        "machine": "a GPU",
+        "platform": "Linux",
+        "versions": {"torch": "2.11"},
+        "who": who,
+        "pair": 0,
+        "page_cache": "natural",
+        "throughput_tok_s": 100.0,
+        "peak_gpu_mem_gib": 1.0,
+        "tokens": [[851, 774, 518]] * 2,
+        "wall_s": 10.0,
+        "read_gb_s": 1.0,
         "phases_s": {"start": 1.0, "measured": 5.0},
     } | fields
 
@@ -117,19 +128,34 @@ def test_the_shares_of_the_whole_add_up(runs):
 
 def test_a_report_of_every_part(tmp_path, capsys):
     lines = [
-        line("fidelity", "q1-1", who="stock", throughput_tok_s=50.0), line("fidelity", "q1-1"),
+        line("fidelity", "q1-1", who="stock", throughput_tok_s=50.0),
+        line("fidelity", "q1-1"),
         line("whole", "q1-1", who="stock", run="before", wall_s=99.0),
         line("whole", "q1-1", who="stock", run="first", wall_s=25.0, throughput_tok_s=80.0),
-        line("whole", "q1-1", who="lab run"), line("whole", "q4-disk-cold", who="lab run", page_cache="cold"),
+        line("whole", "q1-1", who="lab run"),
+        line("whole", "q4-disk-cold", who="lab run", page_cache="cold"),
         line("whole", "q1-5", who="lab run", wall_s=5.0, throughput_tok_s=None, peak_gpu_mem_gib=None),
         line("whole", "all", wall_s=27.5),
-        line("direct", "stock reader"), line("direct", "direct reader", throughput_tok_s=170.0, read_gb_s=1.8),
-        {name: value for name, value in line("direct", "plain O_DIRECT, 4 MiB", read_gb_s=2.0).items()
-         if name != "throughput_tok_s"},
-        line("overhead", "q1-1", sampled=True), line("overhead", "q1-1", sampled=False, throughput_tok_s=101.0),
-        line("page-cache", against_stock.COPIED, read_gb_s=12.0), line("page-cache", "from the disk", read_gb_s=9.0),
-        line("small-host", "12 GiB, copy buffer stock", status="done", total_throughput_tok_s=1.5,
-             bytes_from_disk=90, bytes_expected_from_disk=100, memory_peak_gib=11.9),
+        line("direct", "stock reader"),
+        line("direct", "direct reader", throughput_tok_s=170.0, read_gb_s=1.8),
+        {
+            name: value
+            for name, value in line("direct", "plain O_DIRECT, 4 MiB", read_gb_s=2.0).items()
+            if name != "throughput_tok_s"
+        },
+        line("overhead", "q1-1", sampled=True),
+        line("overhead", "q1-1", sampled=False, throughput_tok_s=101.0),
+        line("page-cache", against_stock.COPIED, read_gb_s=12.0),
+        line("page-cache", "from the disk", read_gb_s=9.0),
+        line(
+            "small-host",
+            "12 GiB, copy buffer stock",
+            status="done",
+            total_throughput_tok_s=1.5,
+            bytes_from_disk=90,
+            bytes_expected_from_disk=100,
+            memory_peak_gib=11.9,
+        ),
     ]
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(one) + "\n" for one in lines))
@@ -138,8 +164,15 @@ def test_a_report_of_every_part(tmp_path, capsys):
     assert "a GPU, Linux" in text and "torch 2.11" in text
     rows = [row for row in text.splitlines() if row.startswith("|")]
     for wanted in (
-        "| 2.000 |", "| 3 runs | 27.5 |  | 1.1 |", "| 2 runs | 17.5 |  | 0.7 |", "| 1.250 |", "| 1.70 | 0.90 |",
-        "| 0.9901 |", "| 0.9 | 11.9 |", "| the same |", "| from the disk | 9 | 0.750 |",
+        "| 2.000 |",
+        "| 3 runs | 27.5 |  | 1.1 |",
+        "| 2 runs | 17.5 |  | 0.7 |",
+        "| 1.250 |",
+        "| 1.70 | 0.90 |",
+        "| 0.9901 |",
+        "| 0.9 | 11.9 |",
+        "| the same |",
+        "| from the disk | 9 | 0.750 |",
     ):
         assert any(wanted in row for row in rows), (wanted, text)
 

@@ -82,11 +82,16 @@ def test_what_is_no_repository_is_refused_and_nothing_is_changed(project, wrong)
     assert (project / "README.md").read_bytes() == before
 
 
-@pytest.mark.parametrize("url", [
-    "https://github.com/somebody/the-lab.git", "https://github.com/somebody/the-lab",
-    "git@github.com:somebody/the-lab.git", "ssh://git@github.com/somebody/the-lab.git/",
-    "https://token@github.com/somebody/the-lab",
-])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/somebody/the-lab.git",
+        "https://github.com/somebody/the-lab",
+        "git@github.com:somebody/the-lab.git",
+        "ssh://git@github.com/somebody/the-lab.git/",
+        "https://token@github.com/somebody/the-lab",
+    ],
+)
 def test_the_repository_is_that_of_the_git_remote(tmp_path, url):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", url], check=True)

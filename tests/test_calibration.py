@@ -14,14 +14,27 @@ from helpers.results import Machine, Repeat, RunRecord
 
 CEILINGS = MachineCeilings(
     machine=Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux"),
-    folder="/data", disk_read_gb_s=1.7, page_cache_read_gb_s=14.0, gpu_copy_gb_s=4200.0, host_to_device_gb_s=55.0,
-    device_to_host_gb_s=50.0, matmul_tflop_s=700.0, notes=(),
+    folder="/data",
+    disk_read_gb_s=1.7,
+    page_cache_read_gb_s=14.0,
+    gpu_copy_gb_s=4200.0,
+    host_to_device_gb_s=55.0,
+    device_to_host_gb_s=50.0,
+    matmul_tflop_s=700.0,
+    notes=(),
 )
 RATES = {  # launches so short that they hide none of the others
-    "layer_overhead_us": (100.0, 400.0), "dequantize_gb_s": (10.0, 40.0), "h2d_gb_s": (5.0, 50.0),
-    "host_copy_gb_s": (5.0, 50.0), "cache_overhead_us": (100.0, 2000.0), "cache_store_gb_s": (0.5, 8.0),
-    "cpu_attention_gb_s": (0.5, 15.0), "page_cache_gb_s": (5.0, 50.0), "file_overhead_us": (50.0, 2000.0),
-    "relay_gb_s": (0.1, 1.0), "disk_gb_s": (0.2, 2.0),
+    "layer_overhead_us": (100.0, 400.0),
+    "dequantize_gb_s": (10.0, 40.0),
+    "h2d_gb_s": (5.0, 50.0),
+    "host_copy_gb_s": (5.0, 50.0),
+    "cache_overhead_us": (100.0, 2000.0),
+    "cache_store_gb_s": (0.5, 8.0),
+    "cpu_attention_gb_s": (0.5, 15.0),
+    "page_cache_gb_s": (5.0, 50.0),
+    "file_overhead_us": (50.0, 2000.0),
+    "relay_gb_s": (0.1, 1.0),
+    "disk_gb_s": (0.2, 2.0),
 }
 
 
@@ -108,7 +121,8 @@ def test_kernels_that_a_kind_of_run_loads_are_no_part_of_its_rate():
     prefill_s, first_s, *usual_s = repeat.pass_latencies_s
     slower = repeat.model_copy(update={"pass_latencies_s": (prefill_s + 0.01, first_s + 0.1, *usual_s)})
     found = calibration.with_probe(
-        machine.model_copy(update={"dequantize_gb_s": 1.0}), "dequantize_gb_s",
+        machine.model_copy(update={"dequantize_gb_s": 1.0}),
+        "dequantize_gb_s",
         record.model_copy(update={"repeats": (slower,)}),
     )
     assert found.dequantize_gb_s == pytest.approx(30.0, rel=0.01)

@@ -57,10 +57,16 @@ def test_every_parameter_is_a_form_field_too(path):
     assert all(" = " in line and "# @param" in line for line in cell.source.splitlines())
 
 
-@pytest.mark.parametrize("where, start", [
-    ("lab", "lab"), ("lab", "lab/notebooks"), ("lab", "lab/notebooks/deep/er"), ("offload-lab", "."),
-    ("uploaded-main", "."),
-])
+@pytest.mark.parametrize(
+    "where, start",
+    [
+        ("lab", "lab"),
+        ("lab", "lab/notebooks"),
+        ("lab", "lab/notebooks/deep/er"),
+        ("offload-lab", "."),
+        ("uploaded-main", "."),
+    ],
+)
 def test_the_project_is_found_here_above_or_beside(tmp_path, where, start):
     project = a_project(tmp_path / where)
     (tmp_path / start).mkdir(parents=True, exist_ok=True)
@@ -77,7 +83,8 @@ def test_where_there_is_none_it_is_cloned_from_the_badges_repository_once(tmp_pa
     empty = tmp_path / "content"
     empty.mkdir()
     cell = {
-        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.file://{origin}.insteadOf",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{origin}.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/" + repository(),
     }
     first = run_cell(empty, times=2, **cell)
@@ -93,7 +100,9 @@ def repository() -> str:
 
 def test_a_clone_that_fails_stops_the_cell_with_gits_own_words(tmp_path):
     ran = run_cell(
-        tmp_path, GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0=f"url.file://{tmp_path}/nothing.insteadOf",
+        tmp_path,
+        GIT_CONFIG_COUNT="1",
+        GIT_CONFIG_KEY_0=f"url.file://{tmp_path}/nothing.insteadOf",
         GIT_CONFIG_VALUE_0="https://github.com/" + repository(),
     )
     assert ran.returncode != 0
@@ -115,9 +124,15 @@ def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harml
 
 def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
     ran = subprocess.run(
-        [sys.executable, "-S", "-c",
-         "import helpers.setup.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))"],
-        cwd=paths.ROOT, capture_output=True, text=True,
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import helpers.setup.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))",
+        ],
+        cwd=paths.ROOT,
+        capture_output=True,
+        text=True,
     )
     assert "papermill" in ran.stdout and "torch" in ran.stdout, ran.stderr
 
@@ -160,8 +175,10 @@ def image(tmp_path_factory):
     def install(requirements: str) -> subprocess.CompletedProcess:
         file = folder / "requirements.txt"
         file.write_text(requirements)
-        code = "import sys, pathlib, json; from helpers.setup import colab\n" \
-               "say = lambda text: print(text, file=sys.stderr)\n"
+        code = (
+            "import sys, pathlib, json; from helpers.setup import colab\n"
+            "say = lambda text: print(text, file=sys.stderr)\n"
+        )
         code += "print(json.dumps([colab.install_missing(pathlib.Path(sys.argv[1]), say), colab.installed()]))"
         return subprocess.run([str(python), "-c", code, str(file)], env=environment, capture_output=True, text=True)
 
@@ -191,10 +208,17 @@ def test_the_meta_package_that_opens_notebooks_is_not_asked_for_in_one(tmp_path)
     assert colab.missing(tmp_path / "requirements.txt") == ["no-such-package-here>=2"]
 
 
-@pytest.mark.parametrize("version, can_be_pinned", [
-    ("2.11.0+cu128", True), ("1.1.10.post3", True), ("2.0.0b7", True), ("26.2.1", True), ("1.2-unknown", False),
-    ("", False),
-])
+@pytest.mark.parametrize(
+    "version, can_be_pinned",
+    [
+        ("2.11.0+cu128", True),
+        ("1.1.10.post3", True),
+        ("2.0.0b7", True),
+        ("26.2.1", True),
+        ("1.2-unknown", False),
+        ("", False),
+    ],
+)
 def test_versions_that_pip_cannot_compare_are_left_out_of_its_constraints(version, can_be_pinned):
     assert bool(colab.VERSION.fullmatch(version)) == can_be_pinned
 
@@ -220,8 +244,10 @@ def apt(tmp_path, monkeypatch):
 
 
 def test_iostat_comes_from_apt_after_an_update_if_need_be(apt, tmp_path):
-    calls = apt(f'if test "$1" = install; then test -e {tmp_path}/lists || exit 100; '
-                f"touch {tmp_path}/bin/iostat; chmod +x {tmp_path}/bin/iostat; else touch {tmp_path}/lists; fi")
+    calls = apt(
+        f'if test "$1" = install; then test -e {tmp_path}/lists || exit 100; '
+        f"touch {tmp_path}/bin/iostat; chmod +x {tmp_path}/bin/iostat; else touch {tmp_path}/lists; fi"
+    )
     colab.install_iostat()
     assert shutil.which("iostat")
     assert [line.split()[0] for line in calls.read_text().splitlines()] == ["install", "update", "install"]
@@ -380,7 +406,7 @@ def test_what_is_left_out_can_be_had_by_the_command_that_is_shown(tmp_path, monk
         assert name in text and "about 3 min" in text
         words = shlex.split(text.split("`")[1])
         assert words[:3] == ["cd", str(paths.ROOT), "&&"]
-        options = __main__._parser().parse_args(words[words.index("measure"):])
+        options = __main__._parser().parse_args(words[words.index("measure") :])
         settings = __main__._settings(
             options, "cuda", page_cache=options.page_cache, disk_reader=options.disk_reader, repeats=options.repeats
         )
@@ -413,7 +439,9 @@ def test_a_forecast_is_no_more_exact_than_it_is(seconds, words):
 def test_every_notebook_runs_in_colabs_jupyter(tmp_path):
     ran = subprocess.run(
         [str(COLAB_PYTHON), "-m", "helpers", "run", "--device", "emulated", "--output", str(tmp_path)],
-        cwd=paths.ROOT, capture_output=True, text=True,
+        cwd=paths.ROOT,
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert (tmp_path / "report.html").exists()
@@ -421,6 +449,7 @@ def test_every_notebook_runs_in_colabs_jupyter(tmp_path):
     assert len(executed) == len(NOTEBOOKS)
     ipykernel = subprocess.run(
         [str(COLAB_PYTHON), "-c", "import importlib.metadata as m; print(m.version('ipykernel'))"],
-        capture_output=True, text=True,
+        capture_output=True,
+        text=True,
     )
     assert ipykernel.stdout.strip() == "6.17.1"

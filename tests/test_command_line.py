@@ -78,8 +78,18 @@ def test_a_run_that_this_machine_cannot_make_is_2(tmp_path, capfd, monkeypatch, 
 
 
 def test_every_option_of_flexgen_reaches_the_run(tmp_path, capfd):
-    options = ["--num-gpu-batches", "2", "--compress-weight", "--overlap", "false", "--pin-weight", "no",
-               "--cpu-cache-compute", "--page-cache", "cold"]
+    options = [
+        "--num-gpu-batches",
+        "2",
+        "--compress-weight",
+        "--overlap",
+        "false",
+        "--pin-weight",
+        "no",
+        "--cpu-cache-compute",
+        "--page-cache",
+        "cold",
+    ]
     assert measure(*options, output=tmp_path) == DONE
     (record,) = Log(tmp_path / results.LOG_NAME)
     settings = record.settings
@@ -133,46 +143,67 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
 # ---- refused
 
 
-@pytest.mark.parametrize("arguments, named", [
-    ([], "COMMAND"),
-    ([], "run, measure, place, predict, search, analyze, doctor"),
-    (["meassure"], "meassure"),
-    (["meassure"], "doctor"),
-    (["measure"], "--percent"),
-    (["measure", "--percent", "50", "50", "100", "0", "100"], "5 numbers"),
-    (["measure", "--percent", "60", "60", "100", "0", "100", "0"], "120"),
-    (["measure", "--percent", "-10", "110", "100", "0", "100", "0"], "-10"),
-    (["measure", "--percent", "50.5", "49.5", "100", "0", "100", "0"], "50.5"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--model", "gpt2"], "gpt2"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--gen-len", "many"], "many"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--gen-len", "5000"], "5000"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--overlap", "perhaps"], "perhaps"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--device", "tpu"], "tpu"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--page-cache", "hot"], "hot"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--repeats", "0"], "repeats"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--speed", "9"], "--speed"),
-    (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--output", "/proc/nowhere"], "/proc/nowhere"),
-    (["run", "q5"], "q5"),
-    (["run", "q9"], "q1, q2, q3, q4, machine, explore"),
-    (["predict", "--percent", "100", "0", "100", "0", "100", "0", "--machine", "mine.json"], "no such file; notebook"),
-    (["run", "--device", "tpu"], "tpu"),
-    (["run", "--model", "opt-350m"], "opt-350m"),
-    (["run", "--page-cache", "hot"], "hot"),
-    (["place", "--percent", "0", "101", "100", "0", "100", "0"], "101"),
-    (["place", "--percent", "0", "100", "100", "0", "100", "0", "--model", "opt"], "'opt'"),
-    (["analyze", "nothing.csv", "--output", "somewhere"], "nothing.csv"),
-    (["analyze"], "RESULTS"),
-    (["analyze", str(REFERENCE)], "--output"),
-    (["analyze", str(REFERENCE), "--output", ""], "empty"),
-    (["analyze", str(REFERENCE), "--output", str(REFERENCE)], "is a file"),
-    (["analyze", str(REFERENCE.parent), "--output", "somewhere"], "neither a .csv"),
-    (["analyze", "/dev/null", "--output", "somewhere"], "neither a .csv"),
-    (["analyze", "r\udcff.csv", "--output", "somewhere"], "r\\udcff.csv"),
-    (["run", "q1", "--dry-run", "--output", str(REFERENCE)], "is a file"),
-    (["predict", "--percent", "0", "0", "100", "0", "100", "0", "--machine", "t4-colab", "--gpu-batch-size", "9" * 400],
-     "gpu_batch_size"),
-    (["doctor", "now"], "now"),
-])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ([], "COMMAND"),
+        ([], "run, measure, place, predict, search, analyze, doctor"),
+        (["meassure"], "meassure"),
+        (["meassure"], "doctor"),
+        (["measure"], "--percent"),
+        (["measure", "--percent", "50", "50", "100", "0", "100"], "5 numbers"),
+        (["measure", "--percent", "60", "60", "100", "0", "100", "0"], "120"),
+        (["measure", "--percent", "-10", "110", "100", "0", "100", "0"], "-10"),
+        (["measure", "--percent", "50.5", "49.5", "100", "0", "100", "0"], "50.5"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--model", "gpt2"], "gpt2"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--gen-len", "many"], "many"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--gen-len", "5000"], "5000"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--overlap", "perhaps"], "perhaps"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--device", "tpu"], "tpu"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--page-cache", "hot"], "hot"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--repeats", "0"], "repeats"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--speed", "9"], "--speed"),
+        (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--output", "/proc/nowhere"], "/proc/nowhere"),
+        (["run", "q5"], "q5"),
+        (["run", "q9"], "q1, q2, q3, q4, machine, explore"),
+        (
+            ["predict", "--percent", "100", "0", "100", "0", "100", "0", "--machine", "mine.json"],
+            "no such file; notebook",
+        ),
+        (["run", "--device", "tpu"], "tpu"),
+        (["run", "--model", "opt-350m"], "opt-350m"),
+        (["run", "--page-cache", "hot"], "hot"),
+        (["place", "--percent", "0", "101", "100", "0", "100", "0"], "101"),
+        (["place", "--percent", "0", "100", "100", "0", "100", "0", "--model", "opt"], "'opt'"),
+        (["analyze", "nothing.csv", "--output", "somewhere"], "nothing.csv"),
+        (["analyze"], "RESULTS"),
+        (["analyze", str(REFERENCE)], "--output"),
+        (["analyze", str(REFERENCE), "--output", ""], "empty"),
+        (["analyze", str(REFERENCE), "--output", str(REFERENCE)], "is a file"),
+        (["analyze", str(REFERENCE.parent), "--output", "somewhere"], "neither a .csv"),
+        (["analyze", "/dev/null", "--output", "somewhere"], "neither a .csv"),
+        (["analyze", "r\udcff.csv", "--output", "somewhere"], "r\\udcff.csv"),
+        (["run", "q1", "--dry-run", "--output", str(REFERENCE)], "is a file"),
+        (
+            [
+                "predict",
+                "--percent",
+                "0",
+                "0",
+                "100",
+                "0",
+                "100",
+                "0",
+                "--machine",
+                "t4-colab",
+                "--gpu-batch-size",
+                "9" * 400,
+            ],
+            "gpu_batch_size",
+        ),
+        (["doctor", "now"], "now"),
+    ],
+)
 def test_what_cannot_be_is_2_in_one_line_and_starts_nothing(arguments, named, capsys, nothing_starts, tmp_path):
     if arguments[:1] == ["measure"] and "--output" not in arguments:
         arguments = [*arguments, "--output", str(tmp_path)]
@@ -198,9 +229,10 @@ def test_place_gives_what_was_asked_and_what_comes_of_it(capsys):
     assert "4-bit weights" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model, percent, what", [
-    ("opt-13b", "100 0 100 0 100 0", "GPU memory"), ("opt-13b", "0 100 100 0 100 0", "host memory"),
-])
+@pytest.mark.parametrize(
+    "model, percent, what",
+    [("opt-13b", "100 0 100 0 100 0", "GPU memory"), ("opt-13b", "0 100 100 0 100 0", "host memory")],
+)
 def test_predict_of_what_does_not_fit_says_first_what_is_short(model, percent, what, capsys):
     asked = ["predict", "--percent", *percent.split(), "--model", model, "--machine", "t4-colab"]
     assert main([*asked, "--json"]) == DONE
@@ -264,11 +296,17 @@ def test_analyze_writes_tables_figures_and_report_and_says_where_the_report_is(t
     assert report == f"report: {tmp_path / 'report.html'}" and f"{len(written)} files" in beside
 
 
-@pytest.mark.parametrize("name, content, named", [
-    ("noise.csv", bytes(range(256)), "UTF-8"), ("noise.jsonl", bytes(range(256)) * 3, "no readable record"),
-    ("nothing.csv", b"", "empty"), ("nothing.jsonl", b"", "no readable record"),
-    ("others.csv", b"a,b\n1,2\n", "model"), ("others.jsonl", b"{}\n[1]\n", "no readable record"),
-])
+@pytest.mark.parametrize(
+    "name, content, named",
+    [
+        ("noise.csv", bytes(range(256)), "UTF-8"),
+        ("noise.jsonl", bytes(range(256)) * 3, "no readable record"),
+        ("nothing.csv", b"", "empty"),
+        ("nothing.jsonl", b"", "no readable record"),
+        ("others.csv", b"a,b\n1,2\n", "model"),
+        ("others.jsonl", b"{}\n[1]\n", "no readable record"),
+    ],
+)
 def test_a_file_of_something_else_is_refused_a_line_each(name, content, named, tmp_path, capsys):
     """Python would show a warning with the line of code that gave it."""
     (tmp_path / name).write_bytes(content)
@@ -309,7 +347,9 @@ def test_a_dry_run_says_which_runs_are_known(tmp_path, capsys):
     assert main(asked) == DONE
     printed = capsys.readouterr()
     assert [line.split()[:2] for line in printed.out.splitlines()] == [
-        ["q1-1", "known"], *(["q1-" + number, "would"] for number in "2345")]
+        ["q1-1", "known"],
+        *(["q1-" + number, "would"] for number in "2345"),
+    ]
     assert printed.err.startswith("4 of 5 runs would start")
     assert main([*asked, "--fresh"]) == DONE
     assert "known" not in capsys.readouterr().out
@@ -346,8 +386,12 @@ def test_each_notebook_is_said_as_it_starts_and_as_it_ends(monkeypatch, tmp_path
     assert main(["run", "machine", "explore", "--device", "emulated", "--output", str(tmp_path)]) == FAILED
     said = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
     assert said == [
-        "1 of 2: 00_machine.ipynb", "running 00_machine.ipynb", "FAIL 00_machine.ipynb 0 s ValueError: why",
-        "2 of 2: 05_explore_splits.ipynb", "running 05_explore_splits.ipynb", "ok 05_explore_splits.ipynb 0 s",
+        "1 of 2: 00_machine.ipynb",
+        "running 00_machine.ipynb",
+        "FAIL 00_machine.ipynb 0 s ValueError: why",
+        "2 of 2: 05_explore_splits.ipynb",
+        "running 05_explore_splits.ipynb",
+        "ok 05_explore_splits.ipynb 0 s",
     ]
 
 
@@ -361,10 +405,26 @@ def test_a_run_without_figures_is_1_though_its_notebook_went_through(notebooks_t
 
 
 def test_from_another_folder_paths_are_the_callers_and_the_default_is_the_projects(tmp_path):
-    command = [sys.executable, "-m", "helpers", "measure", "--percent", "100", "0", "100", "0", "100", "0", *SHORT,
-               "--json", "--output", "mine"]
+    command = [
+        sys.executable,
+        "-m",
+        "helpers",
+        "measure",
+        "--percent",
+        "100",
+        "0",
+        "100",
+        "0",
+        "100",
+        "0",
+        *SHORT,
+        "--json",
+        "--output",
+        "mine",
+    ]
     ran = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(paths.ROOT)}, capture_output=True, text=True)
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(paths.ROOT)}, capture_output=True, text=True
+    )
     assert ran.returncode == DONE, ran.stderr
     assert json.loads(ran.stdout)["status"] == "done"
     assert len(list(Log(tmp_path / "mine" / results.LOG_NAME))) == 1

@@ -20,18 +20,21 @@ SHORT = Workload(gpu_batch_size=2, prompt_len=40, gen_len=2)
 LONG_CACHE = Workload(gpu_batch_size=10, num_gpu_batches=1, prompt_len=112, gen_len=2)  # larger than any weight here
 
 
-@pytest.mark.parametrize("percent, workload, options", [
-    ("0 0 100 0 100 0", SHORT, {}),
-    ("0 0 100 0 100 0", SHORT, {"compress_weight": True}),
-    ("100 0 0 0 100 0", LONG_CACHE, {}),
-    ("100 0 0 100 100 0", LONG_CACHE, {}),
-    ("100 0 0 0 100 0", LONG_CACHE, {"compress_cache": True}),
-    ("100 0 20 30 100 0", LONG_CACHE, {}),
-    ("100 0 0 100 100 0", LONG_CACHE, {"cpu_cache_compute": True}),
-    ("100 0 100 0 100 0", LONG_CACHE, {"cpu_cache_compute": True}),
-    ("100 0 0 0 100 0", SHORT, {"attn_sparsity": 0.5}),
-    ("100 0 0 0 0 100", Workload(gpu_batch_size=2, num_gpu_batches=2, prompt_len=8, gen_len=2), {}),
-])
+@pytest.mark.parametrize(
+    "percent, workload, options",
+    [
+        ("0 0 100 0 100 0", SHORT, {}),
+        ("0 0 100 0 100 0", SHORT, {"compress_weight": True}),
+        ("100 0 0 0 100 0", LONG_CACHE, {}),
+        ("100 0 0 100 100 0", LONG_CACHE, {}),
+        ("100 0 0 0 100 0", LONG_CACHE, {"compress_cache": True}),
+        ("100 0 20 30 100 0", LONG_CACHE, {}),
+        ("100 0 0 100 100 0", LONG_CACHE, {"cpu_cache_compute": True}),
+        ("100 0 100 0 100 0", LONG_CACHE, {"cpu_cache_compute": True}),
+        ("100 0 0 0 100 0", SHORT, {"attn_sparsity": 0.5}),
+        ("100 0 0 0 0 100", Workload(gpu_batch_size=2, num_gpu_batches=2, prompt_len=8, gen_len=2), {}),
+    ],
+)
 def test_flexgen_runs_in_fitted_buffers_and_gives_the_same_tokens(percent, workload, options, tmp_path):
     """A buffer that is too small ends the run: FlexGen cannot give it the tensor's shape."""
     stock = done(run_one(mini(percent, workload, **options), tmp_path))
@@ -39,13 +42,16 @@ def test_flexgen_runs_in_fitted_buffers_and_gives_the_same_tokens(percent, workl
     assert fitted.generated_tokens == stock.generated_tokens
 
 
-@pytest.mark.parametrize("percent, options", [
-    ("100 0 100 0 100 0", {}),
-    ("50 50 100 0 0 100", {}),
-    ("0 100 100 0 100 0", {"compress_weight": True, "pin_weight": False}),
-    ("100 0 100 0 100 0", {"compress_cache": True, "overlap": False}),
-    ("0 0 100 0 100 0", {"disk_reader": "direct"}),
-])
+@pytest.mark.parametrize(
+    "percent, options",
+    [
+        ("100 0 100 0 100 0", {}),
+        ("50 50 100 0 0 100", {}),
+        ("0 100 100 0 100 0", {"compress_weight": True, "pin_weight": False}),
+        ("100 0 100 0 100 0", {"compress_cache": True, "overlap": False}),
+        ("0 0 100 0 100 0", {"disk_reader": "direct"}),
+    ],
+)
 def test_flexgen_runs_without_buffers_where_nothing_passes_through_them(percent, options, tmp_path):
     """It would end at the first tensor for which there is no room."""
     settings = mini(percent, SHORT, **options)
@@ -77,7 +83,8 @@ def any_run(draw):
     cpu = draw(st.integers(0, 100 - gpu))
     cache = draw(st.sampled_from(["100 0", "0 100", "0 0", "50 50", "30 40"]))
     return cuda(
-        f"{gpu} {cpu} {cache} 100 0", compress_weight=draw(st.booleans()),
+        f"{gpu} {cpu} {cache} 100 0",
+        compress_weight=draw(st.booleans()),
         disk_reader=draw(st.sampled_from(["stock", "direct"])),
         workload=Workload(gpu_batch_size=draw(st.integers(1, 64)), prompt_len=draw(st.sampled_from([7, 128, 1024]))),
     )
@@ -132,9 +139,9 @@ def test_what_is_tight_runs_with_a_note():
     assert memory_check.check_host(cuda("0 0 100 0 100 0"), allowance(12)) == []
 
 
-@pytest.mark.parametrize("free_gib, copy_buffer, status", [
-    (4, "stock", "refused"), (4, "fit", None), (9, "stock", None),
-])
+@pytest.mark.parametrize(
+    "free_gib, copy_buffer, status", [(4, "stock", "refused"), (4, "fit", None), (9, "stock", None)]
+)
 def test_a_real_run_is_checked_before_it_starts(free_gib, copy_buffer, status, tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "describe_machine", lambda device: MACHINE)
     monkeypatch.setattr(limits, "memory_allowance", lambda: allowance(free_gib))

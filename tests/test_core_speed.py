@@ -37,12 +37,14 @@ def core_with(monkeypatch):
         monkeypatch.setattr(core_speed, "loop_s", made.loop_s)
         monkeypatch.setattr(core_speed.time, "monotonic", lambda: made.now_s)
         return made
+
     return stand_in
 
 
-@pytest.mark.parametrize("seconds, looks", [
-    ((FAST_S,), 1), ((FAST_S * 1.1,), 1), ((SHARED_S, FAST_S), 2), ((SHARED_S, SHARED_S, FAST_S * 0.9), 3),
-])
+@pytest.mark.parametrize(
+    "seconds, looks",
+    [((FAST_S,), 1), ((FAST_S * 1.1,), 1), ((SHARED_S, FAST_S), 2), ((SHARED_S, SHARED_S, FAST_S * 0.9), 3)],
+)
 def test_it_is_busy_until_the_core_is_as_fast_as_the_fastest_seen(core_with, seconds, looks):
     here, core = core_with(*seconds), Core(FAST_S)
     core.wait_for_full_speed()

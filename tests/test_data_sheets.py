@@ -29,8 +29,10 @@ def said(plate):
 
 def test_a_t4():
     assert said(T4) == {
-        "host_to_device_gb_s": pytest.approx(15.75, abs=0.01), "device_to_host_gb_s": pytest.approx(15.75, abs=0.01),
-        "gpu_copy_gb_s": pytest.approx(320, rel=0.001), "matmul_tflop_s": 65,
+        "host_to_device_gb_s": pytest.approx(15.75, abs=0.01),
+        "device_to_host_gb_s": pytest.approx(15.75, abs=0.01),
+        "gpu_copy_gb_s": pytest.approx(320, rel=0.001),
+        "matmul_tflop_s": 65,
     }
 
 
@@ -49,11 +51,17 @@ def test_a_lane_after_encoding(generation, lane):
     assert found.value == pytest.approx(lane, abs=0.0005)
 
 
-@pytest.mark.parametrize("cores, boost_mhz, capability, tflop_s", [
-    (5120, 1530, (7, 0), DATA_SHEETS["V100-SXM2-16GB"][1]), (2560, 1590, (7, 5), DATA_SHEETS["T4"][1]),
-    (6912, 1410, (8, 0), DATA_SHEETS["A100-SXM4-40GB"][1]), (7424, 2040, (8, 9), DATA_SHEETS["L4"][1]),
-    (16896, 1830, (9, 0), DATA_SHEETS["H100 80GB HBM3"][1]), (9216, 1695, (8, 6), 125),  # an A10, by its data sheet
-])
+@pytest.mark.parametrize(
+    "cores, boost_mhz, capability, tflop_s",
+    [
+        (5120, 1530, (7, 0), DATA_SHEETS["V100-SXM2-16GB"][1]),
+        (2560, 1590, (7, 5), DATA_SHEETS["T4"][1]),
+        (6912, 1410, (8, 0), DATA_SHEETS["A100-SXM4-40GB"][1]),
+        (7424, 2040, (8, 9), DATA_SHEETS["L4"][1]),
+        (16896, 1830, (9, 0), DATA_SHEETS["H100 80GB HBM3"][1]),
+        (9216, 1695, (8, 6), 125),  # an A10, by its data sheet
+    ],
+)
 def test_cores_and_boost_clock_give_the_data_sheets_figure(cores, boost_mhz, capability, tflop_s):
     plate = Nameplate("NVIDIA RTX of no sheet", sm_clock_mhz=boost_mhz, cuda_cores=cores, compute_capability=capability)
     assert data_sheets.fp16_products(plate).value == pytest.approx(tflop_s, rel=0.01)
@@ -81,15 +89,18 @@ def test_memory_is_by_the_data_sheet_where_nvml_says_nothing():
 # ---- what is not
 
 
-@pytest.mark.parametrize("plate, unknown", [
-    (Nameplate(), NAMES),
-    (Nameplate("GRID T4-4Q"), NAMES),  # a virtual GPU
-    (replace(H200, name="NVIDIA H200 MIG 1g.18gb"), ("gpu_copy_gb_s", "matmul_tflop_s")),
-    (replace(H200, name="NVIDIA GH200 480GB"), ("host_to_device_gb_s", "device_to_host_gb_s")),
-    (replace(H200, name="NVIDIA B200", compute_capability=(10, 0)), ("matmul_tflop_s",)),
-    (replace(T4, name="NVIDIA GeForce GTX 1650"), ("matmul_tflop_s",)),  # of Turing, without tensor cores
-    (replace(H200, pcie_generation=9, pcie_width_now=0), ("host_to_device_gb_s", "device_to_host_gb_s")),
-])
+@pytest.mark.parametrize(
+    "plate, unknown",
+    [
+        (Nameplate(), NAMES),
+        (Nameplate("GRID T4-4Q"), NAMES),  # a virtual GPU
+        (replace(H200, name="NVIDIA H200 MIG 1g.18gb"), ("gpu_copy_gb_s", "matmul_tflop_s")),
+        (replace(H200, name="NVIDIA GH200 480GB"), ("host_to_device_gb_s", "device_to_host_gb_s")),
+        (replace(H200, name="NVIDIA B200", compute_capability=(10, 0)), ("matmul_tflop_s",)),
+        (replace(T4, name="NVIDIA GeForce GTX 1650"), ("matmul_tflop_s",)),  # of Turing, without tensor cores
+        (replace(H200, pcie_generation=9, pcie_width_now=0), ("host_to_device_gb_s", "device_to_host_gb_s")),
+    ],
+)
 def test_what_cannot_be_known_is_none_with_a_word_why(plate, unknown):
     found = data_sheets.of_gpu(plate)
     assert {name for name, one in found.items() if one.value is None} == set(unknown)
@@ -99,10 +110,14 @@ def test_what_cannot_be_known_is_none_with_a_word_why(plate, unknown):
 numbers = st.none() | st.integers(0, 10**6)
 
 
-@given(st.builds(
-    Nameplate, st.none() | st.sampled_from([f"NVIDIA {name}" for name in DATA_SHEETS] + ["GeForce", ""]),
-    *[numbers] * 8, st.none() | st.tuples(st.integers(0, 13), st.integers(0, 9)),
-))
+@given(
+    st.builds(
+        Nameplate,
+        st.none() | st.sampled_from([f"NVIDIA {name}" for name in DATA_SHEETS] + ["GeForce", ""]),
+        *[numbers] * 8,
+        st.none() | st.tuples(st.integers(0, 13), st.integers(0, 9)),
+    )
+)
 def test_whatever_nvml_says_each_ceiling_is_a_positive_number_or_a_reason(plate):
     for found in data_sheets.of_gpu(plate).values():
         assert found.source and (found.value is None) == found.source.startswith("not known: ")
@@ -122,12 +137,20 @@ def test_more_lanes_and_newer_generations_are_faster(generation, width):
 
 
 ANSWERS = {
-    "nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1, "nvmlDeviceGetHandleByIndex": "handle",
-    "nvmlDeviceGetUUID": "GPU-a", "nvmlDeviceGetHandleByUUID": "handle", "nvmlDeviceGetName": "NVIDIA H200",
-    "nvmlDeviceGetMaxPcieLinkGeneration": 5, "nvmlDeviceGetMaxPcieLinkWidth": 16,
-    "nvmlDeviceGetCurrPcieLinkGeneration": 5, "nvmlDeviceGetCurrPcieLinkWidth": 16,
+    "nvmlInit": None,
+    "nvmlShutdown": None,
+    "nvmlDeviceGetCount": 1,
+    "nvmlDeviceGetHandleByIndex": "handle",
+    "nvmlDeviceGetUUID": "GPU-a",
+    "nvmlDeviceGetHandleByUUID": "handle",
+    "nvmlDeviceGetName": "NVIDIA H200",
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+    "nvmlDeviceGetCurrPcieLinkWidth": 16,
     "nvmlDeviceGetMaxClockInfo": {pynvml.NVML_CLOCK_MEM: 3201, pynvml.NVML_CLOCK_SM: 1980},
-    "nvmlDeviceGetMemoryBusWidth": 6144, "nvmlDeviceGetNumGpuCores": 16896,
+    "nvmlDeviceGetMemoryBusWidth": 6144,
+    "nvmlDeviceGetNumGpuCores": 16896,
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
 }
 
@@ -148,9 +171,9 @@ def test_the_nameplate_is_what_nvml_says(driver):
 
 
 @pytest.mark.parametrize("call", ANSWERS)
-@pytest.mark.parametrize("error", [
-    pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-])
+@pytest.mark.parametrize(
+    "error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND]
+)
 def test_any_call_may_fail_and_only_what_it_says_is_missing(driver, monkeypatch, call, error):
     def refuse(*arguments):
         raise pynvml.NVMLError(error)
@@ -158,8 +181,13 @@ def test_any_call_may_fail_and_only_what_it_says_is_missing(driver, monkeypatch,
     monkeypatch.setattr(pynvml, call, refuse)
     plate = gpus.nameplate()
     lost = {field.name for field in fields(plate) if getattr(plate, field.name) != getattr(H200, field.name)}
-    asked_first = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID",
-                   "nvmlDeviceGetHandleByUUID")
+    asked_first = (
+        "nvmlInit",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetHandleByUUID",
+    )
     if call in asked_first:
         assert plate == Nameplate()
     else:
@@ -186,8 +214,9 @@ def measured(**more):
 
 def test_what_a_real_h200_told_of_itself():
     kept, plate = MachineCeilings.model_validate_json(KEPT).theoretical, data_sheets.of_gpu(H200)
-    assert {name: kept[name].value for name in plate} == pytest.approx({name: of.value for name, of in plate.items()},
-                                                                       rel=0.03)
+    assert {name: kept[name].value for name in plate} == pytest.approx(
+        {name: of.value for name, of in plate.items()}, rel=0.03
+    )
 
 
 def test_ceilings_kept_without_theoretical_ones_are_read_and_shown():

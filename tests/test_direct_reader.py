@@ -20,10 +20,7 @@ from helpers.settings import Workload
 SHORT = Workload(gpu_batch_size=2, prompt_len=16, gen_len=2)
 
 
-@given(
-    st.integers(0, ALIGNMENT), st.integers(1, 2**28),
-    st.sampled_from([ALIGNMENT, 10 * ALIGNMENT, PART_BYTES]),
-)
+@given(st.integers(0, ALIGNMENT), st.integers(1, 2**28), st.sampled_from([ALIGNMENT, 10 * ALIGNMENT, PART_BYTES]))
 def test_a_file_is_cut_into_aligned_parts_that_are_all_of_it(header, payload, part_bytes):
     parts = cut(header, payload, part_bytes)
     ends = [offset + length for offset, length in parts]
@@ -57,9 +54,7 @@ def tensor_on_gpu(values):
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Events and pinned memory on a machine without CUDA: a copy is over when it returns."""
-    monkeypatch.setattr(
-        torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None))
     aligned = direct_reader.aligned_buffers
     monkeypatch.setattr(direct_reader, "aligned_buffers", lambda count, nbytes: aligned(count, nbytes, pin=False))
 
@@ -93,7 +88,8 @@ def copy_with_threads(disk, reader, threads=4):
 
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300), st.sampled_from(["<f2", "|u1"])), max_size=4),
-    st.sampled_from([ALIGNMENT, 3 * ALIGNMENT, PART_BYTES]), st.integers(0, 40_000),
+    st.sampled_from([ALIGNMENT, 3 * ALIGNMENT, PART_BYTES]),
+    st.integers(0, 40_000),
 )
 @budget(max_examples=40, deadline=None)
 def test_every_byte_comes_as_it_is_in_the_file(tmp_path_factory, shapes, part_bytes, smallest):
@@ -187,14 +183,17 @@ def test_a_file_that_is_not_there_is_an_error_not_a_note(tmp_path):
 # ---- in FlexGen
 
 
-@pytest.mark.parametrize("percent, options", [
-    ("0 0 100 0 100 0", {}),
-    ("0 0 100 0 100 0", {"compress_weight": True}),
-    ("40 20 100 0 100 0", {"page_cache": "cold"}),
-    ("0 50 100 0 100 0", {"compress_weight": True, "overlap": False}),
-    ("30 0 0 0 100 0", {}),  # the KV cache on disk, too
-    ("100 0 100 0 100 0", {}),  # nothing to read
-])
+@pytest.mark.parametrize(
+    "percent, options",
+    [
+        ("0 0 100 0 100 0", {}),
+        ("0 0 100 0 100 0", {"compress_weight": True}),
+        ("40 20 100 0 100 0", {"page_cache": "cold"}),
+        ("0 50 100 0 100 0", {"compress_weight": True, "overlap": False}),
+        ("30 0 0 0 100 0", {}),  # the KV cache on disk, too
+        ("100 0 100 0 100 0", {}),  # nothing to read
+    ],
+)
 def test_the_tokens_are_stocks_and_the_bytes_are_the_disks(percent, options, tmp_path):
     stock = done(run_one(mini(percent, SHORT, **options), tmp_path))
     direct = done(run_one(mini(percent, SHORT, disk_reader="direct", **options), tmp_path))
@@ -204,8 +203,9 @@ def test_the_tokens_are_stocks_and_the_bytes_are_the_disks(percent, options, tmp
     (repeat,) = direct.repeats
     if repeat.own_read_bytes is not None:
         split = direct.settings.split
-        layers = place(direct.settings.opt_model, split.weights_gpu, split.weights_cpu,
-                       direct.settings.compress_weight).layers
+        layers = place(
+            direct.settings.opt_model, split.weights_gpu, split.weights_cpu, direct.settings.compress_weight
+        ).layers
         # The largest of each layer at least (4-bit values and scales are files apart).
         large = [t.stored_bytes for layer in layers for t in layer if t.tier == "disk" and t.stored_bytes >= 2**17]
         assert repeat.own_read_bytes >= 0.85 * SHORT.gen_len * sum(large)

@@ -27,13 +27,16 @@ def record(settings, latencies, **fields):
 
 def three(direct_s=DIRECT_S, stock_s=STOCK_S, **fields):
     """The run with all weights on disk: as the page cache comes, cold, and cold with the direct reader."""
-    runs = {"q1-5": record({}, NATURAL_S, **fields), "q4-disk-cold": record(COLD, stock_s, **fields),
-            "q4-disk-direct": record(DIRECT, direct_s, **fields)}
+    runs = {
+        "q1-5": record({}, NATURAL_S, **fields),
+        "q4-disk-cold": record(COLD, stock_s, **fields),
+        "q4-disk-direct": record(DIRECT, direct_s, **fields),
+    }
     return tuple(from_record(name, one) for name, one in runs.items())
 
 
 def words(rows):
-    return analysis.disk_readers(rows).markdown
+    return analysis.disk_readers.analyze(rows).markdown
 
 
 # ---- beside the homework, not in it
@@ -49,11 +52,12 @@ def test_the_direct_run_changes_no_table_plot_or_answer_of_the_homework():
         if name != "all_rows":
             assert with_it[name].markdown == table.markdown
     for question in QUESTIONS:
-        answer = getattr(analysis, question)
+        answer = analysis.BY_QUESTION[question].analyze
         assert answer([*homework, direct]).markdown == answer(homework).markdown
     drawn = plots.every([*homework, direct])
     assert {name: plot.alt for name, plot in drawn.items()} == {
-        name: plot.alt for name, plot in plots.every(homework).items()}
+        name: plot.alt for name, plot in plots.every(homework).items()
+    }
 
 
 def test_every_run_lists_it_as_not_the_homeworks_under_its_name(tmp_path):
@@ -62,16 +66,21 @@ def test_every_run_lists_it_as_not_the_homeworks_under_its_name(tmp_path):
         log.append(record(settings, latencies))
     rows = readers.read(log.path)
     assert [point.run_id for point in rows] == ["q1-5", "q4-disk-cold", "q4-disk-direct"]
-    assert tables.all_rows(rows).frame["in_homework"].tolist() == [True, True, False]
+    assert tables.all_runs(rows).frame["in_homework"].tolist() == [True, True, False]
     document.write(rows, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "q4-disk-direct" in text.split("### Not the homework's")[1]
 
 
-@pytest.mark.parametrize("settings", [
-    {"disk_reader": "direct"},  # page cache as it comes
-    DIRECT | {"overlap": False}, DIRECT | {"compress_weight": True}, DIRECT | {"model": "opt-125m"},
-])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"disk_reader": "direct"},  # page cache as it comes
+        DIRECT | {"overlap": False},
+        DIRECT | {"compress_weight": True},
+        DIRECT | {"model": "opt-125m"},
+    ],
+)
 def test_another_run_with_the_direct_reader_is_not_taken_for_it(settings):
     other = from_record("other", record(settings, DIRECT_S))
     assert "No run with the direct reader" in words([*three()[:2], other])
@@ -87,10 +96,15 @@ def test_of_two_runs_the_last_done_one_counts():
 # ---- what it says
 
 
-@pytest.mark.parametrize("direct_s, said", [
-    (((2.0,), (2.2,)), "is faster than"), (((8.0,), (8.8,)), "is slower than"),
-    (((4.2,), (4.3,)), "is no faster than FlexGen's own"), (((3.8,), (5.0,)), "within the range of the repeats"),
-])
+@pytest.mark.parametrize(
+    "direct_s, said",
+    [
+        (((2.0,), (2.2,)), "is faster than"),
+        (((8.0,), (8.8,)), "is slower than"),
+        (((4.2,), (4.3,)), "is no faster than FlexGen's own"),
+        (((3.8,), (5.0,)), "within the range of the repeats"),
+    ],
+)
 def test_the_words_follow_the_figures(direct_s, said):
     rows = three(direct_s)
     assert said in words(rows)

@@ -29,12 +29,38 @@ def test_all_that_was_promised_is_written(handed_in):
 
 def test_every_table_and_question_is_answered_in_order(handed_in):
     text = (handed_in[0] / "report.md").read_text(encoding="utf-8")
-    in_order = ["## Q1", "(a) Within", "(b) Within", "## Q2", "compare with the ideal", "indefinitely", "## Q3",
-                "(a) What does", "(b) Why is", "## Q4", "Part 1", "Part 2", "(a) compute", "(b) load"]
+    in_order = [
+        "## Q1",
+        "(a) Within",
+        "(b) Within",
+        "## Q2",
+        "compare with the ideal",
+        "indefinitely",
+        "## Q3",
+        "(a) What does",
+        "(b) Why is",
+        "## Q4",
+        "Part 1",
+        "Part 2",
+        "(a) compute",
+        "(b) load",
+    ]
     places = [text.index(words) for words in in_order]
     assert places == sorted(places)
-    for figure in ("2.28", "35.51", "1.15", "1.97", "4.01", "4.00", "0.37x", "4.67x", "0.0054", "33.51", "6,700x",
-                   "class A"):
+    for figure in (
+        "2.28",
+        "35.51",
+        "1.15",
+        "1.97",
+        "4.01",
+        "4.00",
+        "0.37x",
+        "4.67x",
+        "0.0054",
+        "33.51",
+        "6,700x",
+        "class A",
+    ):
         assert figure in text
     assert "quoted" in text and not re.search(r"\b(nan|None|np\.float64)\b", text)
 

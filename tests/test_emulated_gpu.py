@@ -44,16 +44,19 @@ def on_gpu(*shape, dtype=torch.float32):
 # ---- what a tensor there is
 
 
-@pytest.mark.parametrize("make", [
-    lambda: torch.empty((2, 3), device="cuda"),
-    lambda: torch.empty((2, 3), device=torch.device("cuda:0")),
-    lambda: torch.ones((2, 3), dtype=torch.bool, device="cuda:0"),
-    lambda: torch.arange(3, device="cuda:0"),
-    lambda: torch.rand(2, 3).cuda(),
-    lambda: on_gpu(2, 3)[1:],
-    lambda: on_gpu(2, 3) + 1,
-    lambda: on_gpu(2, 3).half().cuda(),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty((2, 3), device="cuda"),
+        lambda: torch.empty((2, 3), device=torch.device("cuda:0")),
+        lambda: torch.ones((2, 3), dtype=torch.bool, device="cuda:0"),
+        lambda: torch.arange(3, device="cuda:0"),
+        lambda: torch.rand(2, 3).cuda(),
+        lambda: on_gpu(2, 3)[1:],
+        lambda: on_gpu(2, 3) + 1,
+        lambda: on_gpu(2, 3).half().cuda(),
+    ],
+)
 def test_it_says_that_it_is_on_cuda(gpu, make):
     tensor = make()
     assert isinstance(tensor, EmulatedCudaTensor)
@@ -117,10 +120,20 @@ def test_results_are_the_cpus(gpu, operation):
     assert torch.equal(computed.cpu(), operation(host))
 
 
-@pytest.mark.parametrize("change", [
-    lambda x: x.add_(1), lambda x: x.mul_(2), lambda x: x.div_(3), lambda x: x.clamp_(0.2, 0.6), lambda x: x.round_(),
-    lambda x: x.copy_(x * 2), lambda x: F.relu(x, inplace=True), lambda x: x.fill_(7), lambda x: x.add_(x),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.add_(1),
+        lambda x: x.mul_(2),
+        lambda x: x.div_(3),
+        lambda x: x.clamp_(0.2, 0.6),
+        lambda x: x.round_(),
+        lambda x: x.copy_(x * 2),
+        lambda x: F.relu(x, inplace=True),
+        lambda x: x.fill_(7),
+        lambda x: x.add_(x),
+    ],
+)
 def test_an_operation_in_place_gives_its_own_tensor_and_takes_no_memory(gpu, change):
     tensor = on_gpu(4, 4)
     before = tensor.cpu()
@@ -152,11 +165,19 @@ def test_a_part_of_the_host_can_be_set_from_the_gpu(gpu):
     assert host.sum(dim=1).tolist() == [0, 20, 20, 0]
 
 
-@pytest.mark.parametrize("mix", [
-    lambda gpu, host: gpu + host, lambda gpu, host: host + gpu, lambda gpu, host: torch.cat([gpu, host]),
-    lambda gpu, host: F.linear(gpu, host), lambda gpu, host: F.linear(host, gpu), lambda gpu, host: gpu.add_(host),
-    lambda gpu, host: torch.where(gpu > 0, gpu, host), lambda gpu, host: F.layer_norm(gpu, (4,), weight=host[0]),
-])
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda gpu, host: gpu + host,
+        lambda gpu, host: host + gpu,
+        lambda gpu, host: torch.cat([gpu, host]),
+        lambda gpu, host: F.linear(gpu, host),
+        lambda gpu, host: F.linear(host, gpu),
+        lambda gpu, host: gpu.add_(host),
+        lambda gpu, host: torch.where(gpu > 0, gpu, host),
+        lambda gpu, host: F.layer_norm(gpu, (4,), weight=host[0]),
+    ],
+)
 def test_host_and_gpu_do_not_mix(gpu, mix):
     with pytest.raises(RuntimeError, match="expected all tensors on cuda:0, found one on cpu"):
         mix(on_gpu(4, 4), torch.rand(4, 4))
@@ -242,16 +263,19 @@ def test_threads_share_a_link():
     assert [later - earlier for earlier, later in itertools.pairwise(moments)] == pytest.approx([10] * 7)
 
 
-@pytest.mark.parametrize("copy, nbytes", [
-    (lambda host, gpu: gpu.copy_(host, non_blocking=True), 400),
-    (lambda host, gpu: host.copy_(gpu, non_blocking=True), 400),
-    (lambda host, gpu: gpu[:50].copy_(host[:50], non_blocking=True), 200),
-    (lambda host, gpu: gpu.half().copy_(host, non_blocking=True), 200),  # CUDA converts on the source's side
-    (lambda host, gpu: host.cuda(), 400),
-    (lambda host, gpu: gpu.copy_(gpu * 2), 0),
-    (lambda host, gpu: host.copy_(host * 2), 0),
-    (lambda host, gpu: gpu.cuda(), 0),
-])
+@pytest.mark.parametrize(
+    "copy, nbytes",
+    [
+        (lambda host, gpu: gpu.copy_(host, non_blocking=True), 400),
+        (lambda host, gpu: host.copy_(gpu, non_blocking=True), 400),
+        (lambda host, gpu: gpu[:50].copy_(host[:50], non_blocking=True), 200),
+        (lambda host, gpu: gpu.half().copy_(host, non_blocking=True), 200),  # CUDA converts on the source's side
+        (lambda host, gpu: host.cuda(), 400),
+        (lambda host, gpu: gpu.copy_(gpu * 2), 0),
+        (lambda host, gpu: host.copy_(host * 2), 0),
+        (lambda host, gpu: gpu.cuda(), 0),
+    ],
+)
 def test_only_what_crosses_the_link_takes_its_time(slow_gpu, copy, nbytes):
     host, gpu = torch.ones(100), torch.ones(100, device="cuda")
     before = slow_gpu.host_link.reserve(1000)
@@ -259,10 +283,15 @@ def test_only_what_crosses_the_link_takes_its_time(slow_gpu, copy, nbytes):
     assert slow_gpu.host_link.reserve(0) - before == pytest.approx(nbytes)
 
 
-@pytest.mark.parametrize("copy", [
-    lambda host, gpu: gpu.copy_(host), lambda host, gpu: host.copy_(gpu), lambda host, gpu: gpu.cpu(),
-    lambda host, gpu: gpu.__setitem__(slice(0, 100), host),
-])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda host, gpu: gpu.copy_(host),
+        lambda host, gpu: host.copy_(gpu),
+        lambda host, gpu: gpu.cpu(),
+        lambda host, gpu: gpu.__setitem__(slice(0, 100), host),
+    ],
+)
 def test_a_copy_that_blocks_is_over_when_it_returns(copy):
     gpu = EmulatedGpu(host_link_bytes_per_s=40_000)  # 400 bytes: 10 ms
     with emulated_gpu.on_this_thread(gpu):
@@ -273,8 +302,15 @@ def test_a_copy_that_blocks_is_over_when_it_returns(copy):
 
 
 def test_torch_cuda_is_the_emulated_gpu(monkeypatch):
-    names = ("Stream", "stream", "set_device", "synchronize", "memory_allocated", "max_memory_allocated",
-             "max_memory_reserved")
+    names = (
+        "Stream",
+        "stream",
+        "set_device",
+        "synchronize",
+        "memory_allocated",
+        "max_memory_allocated",
+        "max_memory_reserved",
+    )
     for name in names:
         monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))  # put back after this test
     gpu = EmulatedGpu(host_link_bytes_per_s=40_000)

@@ -57,17 +57,22 @@ def t4(bench, **controls):
 
 # ---- states ---------------------------------------------------------------------------------------------------------
 
-MOVES = st.lists(st.one_of(
-    st.tuples(st.sampled_from(["weights_gpu", "weights_cpu"]), st.integers(0, 100)),
-    st.tuples(st.sampled_from(["cache", "activations"]), st.sampled_from(list(HOMES))),
-    st.tuples(st.just("gpu_batch_size"), st.sampled_from(BATCH_SIZES)),
-    st.tuples(st.just("num_gpu_batches"), st.sampled_from(BATCH_COUNTS)),
-    st.tuples(st.just("prompt_len"), st.integers(7, 2047)),
-    st.tuples(st.just("gen_len"), st.integers(1, 2041)),
-    st.tuples(st.sampled_from(["compress_weight", "compress_cache", "cpu_cache_compute", "pin_weight"]), st.booleans()),
-    st.tuples(st.just("machine"), st.sampled_from([EMULATED, "t4-colab", "t4-gcp"])),
-    st.tuples(st.just("model"), st.sampled_from(["opt-125m", "opt-1.3b", "opt-30b", "opt-mini"])),
-), max_size=12)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["weights_gpu", "weights_cpu"]), st.integers(0, 100)),
+        st.tuples(st.sampled_from(["cache", "activations"]), st.sampled_from(list(HOMES))),
+        st.tuples(st.just("gpu_batch_size"), st.sampled_from(BATCH_SIZES)),
+        st.tuples(st.just("num_gpu_batches"), st.sampled_from(BATCH_COUNTS)),
+        st.tuples(st.just("prompt_len"), st.integers(7, 2047)),
+        st.tuples(st.just("gen_len"), st.integers(1, 2041)),
+        st.tuples(
+            st.sampled_from(["compress_weight", "compress_cache", "cpu_cache_compute", "pin_weight"]), st.booleans()
+        ),
+        st.tuples(st.just("machine"), st.sampled_from([EMULATED, "t4-colab", "t4-gcp"])),
+        st.tuples(st.just("model"), st.sampled_from(["opt-125m", "opt-1.3b", "opt-30b", "opt-mini"])),
+    ),
+    max_size=12,
+)
 
 
 @given(moves=MOVES)
@@ -133,8 +138,12 @@ def test_the_emulated_machine_has_its_own_ram_and_pins_nothing(bench):
     assert view(t4(bench), bench, ()).host.parts["copy buffers"] == 8 * 2**30
 
 
-@given(gpu=st.integers(0, 100), cpu=st.integers(0, 100), batch=st.sampled_from(BATCH_SIZES),
-       model=st.sampled_from(["opt-125m", "opt-6.7b", "opt-30b"]))
+@given(
+    gpu=st.integers(0, 100),
+    cpu=st.integers(0, 100),
+    batch=st.sampled_from(BATCH_SIZES),
+    model=st.sampled_from(["opt-125m", "opt-6.7b", "opt-30b"]),
+)
 @budget(max_examples=40, deadline=None)
 def test_a_state_that_cannot_run_says_so_and_one_that_can_does_not(bench, gpu, cpu, batch, model):
     state = t4(bench, model=model, weights_gpu=gpu, weights_cpu=cpu, gpu_batch_size=batch)
@@ -171,25 +180,40 @@ def view_key(settings):
 
 
 @given(
-    model=st.sampled_from(["opt-125m", "opt-1.3b", "opt-30b"]), cache=st.sampled_from(list(HOMES)),
-    batch=st.sampled_from(BATCH_SIZES), batches=st.sampled_from(BATCH_COUNTS), prompt_len=st.integers(7, 1500),
-    compress=st.booleans(), pin=st.booleans(), room=st.floats(0.5, 1.5), ram_gib=st.sampled_from([12.7, 60.0, 500.0]),
+    model=st.sampled_from(["opt-125m", "opt-1.3b", "opt-30b"]),
+    cache=st.sampled_from(list(HOMES)),
+    batch=st.sampled_from(BATCH_SIZES),
+    batches=st.sampled_from(BATCH_COUNTS),
+    prompt_len=st.integers(7, 1500),
+    compress=st.booleans(),
+    pin=st.booleans(),
+    room=st.floats(0.5, 1.5),
+    ram_gib=st.sampled_from([12.7, 60.0, 500.0]),
 )
 @budget(max_examples=30, deadline=None)
 def test_what_fits_is_the_searchs_answer_at_every_placement(
     bench, model, cache, batch, batches, prompt_len, compress, pin, room, ram_gib
 ):
     settings = t4(
-        bench, model=model, cache=cache, gpu_batch_size=batch, num_gpu_batches=batches, prompt_len=prompt_len,
-        compress_weight=compress, compress_cache=compress, pin_weight=pin,
+        bench,
+        model=model,
+        cache=cache,
+        gpu_batch_size=batch,
+        num_gpu_batches=batches,
+        prompt_len=prompt_len,
+        compress_weight=compress,
+        compress_cache=compress,
+        pin_weight=pin,
     ).settings
     # A GPU whose memory ends in the midst of what these settings need.
     needed_gib = peak_gpu_memory(settings, T4_COLAB.cublas_workspace_bytes).likeliest_gib
     machine = T4_COLAB.model_copy(
         update={"gpu_mem_gib": T4_COLAB.gpu_overhead_gib + room * needed_gib, "host_ram_gib": ram_gib}
     )
-    splits = [settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
-              for gpu, cpu in all_placements(settings.opt_model)]
+    splits = [
+        settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
+        for gpu, cpu in all_placements(settings.opt_model)
+    ]
     one_by_one = [fits(settings.model_copy(update={"split": split}), machine) for split in splits]
     assert fit(settings, machine).tolist() == one_by_one
 
@@ -226,8 +250,12 @@ def logged(bench, percent, latencies, **options):
     settings = bench.start.settings.model_copy(update={"split": OffloadSplit.parse(percent)} | options)
     where = lab.describe_machine("emulated")
     return make_record(
-        percent, latencies, settings={name: getattr(settings, name) for name in RunSettings.model_fields},
-        kind="measured on the emulated GPU", machine=where, key=lab.run_key(settings, where),
+        percent,
+        latencies,
+        settings={name: getattr(settings, name) for name in RunSettings.model_fields},
+        kind="measured on the emulated GPU",
+        machine=where,
+        key=lab.run_key(settings, where),
     )
 
 
@@ -342,11 +370,19 @@ def test_every_label_of_the_emulated_gpu_says_so(bench):
     assert emulated.png().startswith(PNG) and "emulated GPU" in emulated.alt
 
 
-@pytest.mark.parametrize("controls", [
-    {}, {"weights_gpu": 100}, {"weights_gpu": 0, "weights_cpu": 0}, {"model": "opt-175b", "gpu_batch_size": 1024},
-    {"model": "opt-125m", "compress_weight": True, "compress_cache": True}, {"gen_len": 1}, {"cache": "disk"},
-    {"model": "opt-66b", "weights_gpu": 33, "weights_cpu": 33, "cache": "CPU", "activations": "CPU"},
-])
+@pytest.mark.parametrize(
+    "controls",
+    [
+        {},
+        {"weights_gpu": 100},
+        {"weights_gpu": 0, "weights_cpu": 0},
+        {"model": "opt-175b", "gpu_batch_size": 1024},
+        {"model": "opt-125m", "compress_weight": True, "compress_cache": True},
+        {"gen_len": 1},
+        {"cache": "disk"},
+        {"model": "opt-66b", "weights_gpu": 33, "weights_cpu": 33, "cache": "CPU", "activations": "CPU"},
+    ],
+)
 def test_no_text_leaves_the_picture(bench, controls):
     dashboard = Dashboard(titled=True)
     dashboard.paint(view(t4(bench, **controls), bench, bench.measured("t4-colab")))
@@ -445,10 +481,14 @@ def test_measuring_shows_the_measured_beside_the_predicted(sliders):
     assert sliders.view.measured is None and len(sliders.view.measured_splits) == 1
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (KeyboardInterrupt(), "Stopped"), (Refused("no <disk>"), "Not measured: no &lt;disk&gt;"),
-    (OSError(28, "No space left on device"), "No space left"),
-])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "Stopped"),
+        (Refused("no <disk>"), "Not measured: no &lt;disk&gt;"),
+        (OSError(28, "No space left on device"), "No space left"),
+    ],
+)
 def test_what_stops_a_measurement_is_said_and_the_sliders_go_on(sliders, monkeypatch, error, said):
     def run(*settings, **options):
         raise error
@@ -478,8 +518,15 @@ def test_a_profile_of_an_earlier_version_is_said_and_the_ceilings_are_taken(tmp_
     here = Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux")
     monkeypatch.setattr(lab, "describe_machine", lambda device: here)
     ceilings = MachineCeilings(
-        machine=here, folder="/data", disk_read_gb_s=1.7, page_cache_read_gb_s=14.0, gpu_copy_gb_s=4200.0,
-        host_to_device_gb_s=55.0, device_to_host_gb_s=50.0, matmul_tflop_s=700.0, notes=(),
+        machine=here,
+        folder="/data",
+        disk_read_gb_s=1.7,
+        page_cache_read_gb_s=14.0,
+        gpu_copy_gb_s=4200.0,
+        host_to_device_gb_s=55.0,
+        device_to_host_gb_s=50.0,
+        matmul_tflop_s=700.0,
+        notes=(),
     )
     (tmp_path / profiles.CEILINGS_NAME).write_text(ceilings.model_dump_json())
     (tmp_path / profiles.PROFILE_NAME).write_text('{"name": "NVIDIA H200", "gpu_mem_gib": 139.8}')

@@ -39,8 +39,14 @@ SCREENSHOTS = paths.DEFAULT_OUTPUT / "screenshots"
 TOKEN = "sliders"
 PATIENCE_MS = 120_000
 CHROMIUM_ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
 ]
 
 
@@ -56,14 +62,24 @@ class FrontEnd:
 
 
 LAB = FrontEnd(
-    "lab", Path(sys.executable), ("jupyterlab", "--LabApp.user_settings_dir={settings}", "--ServerApp.root_dir={root}",
-                                  f"--IdentityProvider.token={TOKEN}", "--ServerApp.port={port}"),
-    "/lab/tree/{notebook}", ".noUi-handle",
+    "lab",
+    Path(sys.executable),
+    (
+        "jupyterlab",
+        "--LabApp.user_settings_dir={settings}",
+        "--ServerApp.root_dir={root}",
+        f"--IdentityProvider.token={TOKEN}",
+        "--ServerApp.port={port}",
+    ),
+    "/lab/tree/{notebook}",
+    ".noUi-handle",
 )
 CLASSIC = FrontEnd(
-    "classic", COLAB_PYTHON, ("notebook", "--NotebookApp.notebook_dir={root}", f"--NotebookApp.token={TOKEN}",
-                              "--NotebookApp.port={port}"),
-    "/notebooks/{notebook}", ".ui-slider-handle",
+    "classic",
+    COLAB_PYTHON,
+    ("notebook", "--NotebookApp.notebook_dir={root}", f"--NotebookApp.token={TOKEN}", "--NotebookApp.port={port}"),
+    "/notebooks/{notebook}",
+    ".ui-slider-handle",
 )
 
 
@@ -92,7 +108,8 @@ def project(tmp_path):
     (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     cell.source = (
         cell.source.replace('device = "auto"', 'device = "emulated"')
-        .replace('output_dir = ""', f'output_dir = "{tmp_path / "out"}"').replace("repeats = 3", "repeats = 1")
+        .replace('output_dir = ""', f'output_dir = "{tmp_path / "out"}"')
+        .replace("repeats = 3", "repeats = 1")
     )
     (tmp_path / "notebooks").mkdir()
     nbformat.write(notebook, tmp_path / "notebooks" / NOTEBOOK.name)
@@ -114,13 +131,22 @@ def serving(front_end: FrontEnd, project: Path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
     places = {"root": project / "notebooks", "settings": settings, "port": port}
-    folders = {name: str(project / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR",
-                                                      "IPYTHONDIR")}
+    folders = {
+        name: str(project / name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
     with open(project / "server.log", "wb") as log:
         server = subprocess.Popen(
-            [front_end.python, "-m", *(part.format(**places) for part in front_end.server), "--no-browser",
-             "--allow-root"],
-            stdout=log, stderr=log, env=os.environ | folders,
+            [
+                front_end.python,
+                "-m",
+                *(part.format(**places) for part in front_end.server),
+                "--no-browser",
+                "--allow-root",
+            ],
+            stdout=log,
+            stderr=log,
+            env=os.environ | folders,
         )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -184,7 +210,9 @@ class Sliders:
         return self.page.locator("button.jupyter-button", has_text=name)
 
     def says(self, text: str | re.Pattern):
-        sync_api.expect(self.page.locator(".widget-html").filter(has_text=text).first).to_be_visible(timeout=PATIENCE_MS)
+        sync_api.expect(self.page.locator(".widget-html").filter(has_text=text).first).to_be_visible(
+            timeout=PATIENCE_MS
+        )
 
     @property
     def picture(self) -> str:
@@ -206,7 +234,9 @@ def test_sliders_move_measure_and_show(front_end, project, tmp_path):
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with serving(front_end, project) as address, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch_persistent_context(
-            tmp_path / "profile", executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS,
+            tmp_path / "profile",
+            executable_path=CHROMIUM,
+            args=CHROMIUM_ARGUMENTS,
             viewport={"width": 1400, "height": 1900},
         )
         page = browser.new_page()
@@ -290,7 +320,8 @@ def run_all(page, front_end: FrontEnd):
     """Select every cell and run them; asked before its kernel listens, a front end forgets it or asks which kernel."""
     prompt, idle = (
         (".jp-CodeCell .jp-InputPrompt", '.jp-Notebook-ExecutionIndicator[data-status="idle"]')
-        if front_end is LAB else (".code_cell .input_prompt", ".kernel_idle_icon")
+        if front_end is LAB
+        else (".code_cell .input_prompt", ".kernel_idle_icon")
     )
     page.locator(idle).wait_for(state="attached")
     if front_end is CLASSIC:  # widgets shown before its widget manager is there stay hidden

@@ -18,7 +18,7 @@ def whole(device, **options):
 
 def command(settings):
     arguments = settings.flexgen_arguments()
-    return " ".join(arguments[arguments.index("--prompt-len"):])
+    return " ".join(arguments[arguments.index("--prompt-len") :])
 
 
 @pytest.mark.parametrize("device", DEVICES)

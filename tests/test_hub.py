@@ -94,10 +94,21 @@ def test_the_files_come_as_they_are_and_only_those_that_are_needed(server, repos
     assert fetched(server) == [] and len(said) == 1
 
 
-SHARD_NAMES = [f"{stem}-0000{i}-of-00002.{suffix}" for stem, suffix in
-               (("model", "safetensors"), ("pytorch_model", "bin")) for i in (1, 2)]
-NAMES = ["config.json", "vocab.json", "merges.txt", "tokenizer.json", "README.md", "tf_model.h5", *SHARD_NAMES,
-         *(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json"))]
+SHARD_NAMES = [
+    f"{stem}-0000{i}-of-00002.{suffix}"
+    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin"))
+    for i in (1, 2)
+]
+NAMES = [
+    "config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.json",
+    "README.md",
+    "tf_model.h5",
+    *SHARD_NAMES,
+    *(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")),
+]
 
 
 @given(st.sets(st.sampled_from(NAMES)))
@@ -214,12 +225,16 @@ def with_a_hole(whole: bytes, part: Path) -> None:
         file.write(whole[3 << 20 :])
 
 
-@pytest.mark.parametrize("damage", [
-    lambda whole, part: part.write_bytes(bytes(1 << 20)),
-    lambda whole, part: part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1])),
-    lambda whole, part: part.write_bytes(whole + b"more"),
-    with_a_hole,
-], ids=["other bytes", "whole, one bit flipped", "too long", "with a hole"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole, part: part.write_bytes(bytes(1 << 20)),
+        lambda whole, part: part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1])),
+        lambda whole, part: part.write_bytes(whole + b"more"),
+        with_a_hole,
+    ],
+    ids=["other bytes", "whole, one bit flipped", "too long", "with a hole"],
+)
 def test_a_damaged_leftover_spoils_nothing(server, repository, tmp_path, monkeypatch, damage):
     without_waiting(monkeypatch)
     damage((repository / WEIGHTS).read_bytes(), leave_part(repository, tmp_path, b""))
@@ -279,15 +294,18 @@ def test_a_hub_in_trouble_is_given_up_after_a_few_attempts(server, monkeypatch):
     assert len(server.requests) == hub.ATTEMPTS
 
 
-@pytest.mark.parametrize("answer, words", [
-    ((401, {}), "401.*HF_TOKEN"),
-    ((403, {}), "403.*may not read"),
-    ((403, {"X-Error-Code": "GatedRepo"}), "403.*accept its terms"),
-    ((404, {"X-Error-Code": "RepoNotFound"}), "answered 404 for facebook/opt-tiny"),
-    ((451, {}), "answered 451"),
-    ((200, {"Content-Type": "text/html"}), "does not answer as the hub does"),
-    ((200, {}), "does not answer as the hub does"),
-])
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        ((401, {}), "401.*HF_TOKEN"),
+        ((403, {}), "403.*may not read"),
+        ((403, {"X-Error-Code": "GatedRepo"}), "403.*accept its terms"),
+        ((404, {"X-Error-Code": "RepoNotFound"}), "answered 404 for facebook/opt-tiny"),
+        ((451, {}), "answered 451"),
+        ((200, {"Content-Type": "text/html"}), "does not answer as the hub does"),
+        ((200, {}), "does not answer as the hub does"),
+    ],
+)
 def test_an_answer_that_will_not_change_is_said_in_words_at_once(server, answer, words):
     server.faults += [("GET", "/api/models", answer)] * 2
     with pytest.raises(hub.Unavailable, match=words):

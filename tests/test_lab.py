@@ -127,7 +127,8 @@ def test_a_breakdown_has_flexgens_timers_and_no_tokens(tmp_path):
     record = done(run_one(mini(debug_mode="breakdown", workload=Workload(prompt_len=16, gen_len=8)), tmp_path))
     timers = record.repeats[0].timers_s
     assert set(timers) == {"load_weight"} | {
-        f"{what}_{stage}" for what in ("load_cache", "store_cache", "compute_layer")
+        f"{what}_{stage}"
+        for what in ("load_cache", "store_cache", "compute_layer")
         for stage in ("prefill", "decoding")
     }
     assert len(timers["compute_layer_decoding"]) == 20  # FlexGen stops after 20 layer-steps
@@ -168,13 +169,16 @@ GIB = 2**30
 WEIGHTS_GIB = EMULATED_MODEL.weight_bytes / GIB
 
 
-@pytest.mark.parametrize("percent, options, gpu_mem_gib, fits", [
-    ("100 0 100 0 100 0", {}, WEIGHTS_GIB * 0.9, False),
-    ("100 0 100 0 100 0", {}, WEIGHTS_GIB * 5, True),
-    ("0 100 100 0 100 0", {}, WEIGHTS_GIB * 0.9, True),
-    ("0 100 100 0 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.3, False),
-    ("0 100 0 100 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.3, True),
-])
+@pytest.mark.parametrize(
+    "percent, options, gpu_mem_gib, fits",
+    [
+        ("100 0 100 0 100 0", {}, WEIGHTS_GIB * 0.9, False),
+        ("100 0 100 0 100 0", {}, WEIGHTS_GIB * 5, True),
+        ("0 100 100 0 100 0", {}, WEIGHTS_GIB * 0.9, True),
+        ("0 100 100 0 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.3, False),
+        ("0 100 0 100 100 0", {"workload": Workload(gpu_batch_size=512, prompt_len=100, gen_len=4)}, 0.3, True),
+    ],
+)
 def test_a_gpu_too_small_for_weights_and_cache_is_refused_first(
     percent, options, gpu_mem_gib, fits, tmp_path, monkeypatch
 ):
@@ -219,10 +223,16 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert lab.without_figures(settings, tmp_path) == []
 
 
-@pytest.mark.parametrize("error, kind", [
-    (Refused("model x: why"), "refused"), (OSError(28, "No space left on device"), "disk_full"),
-    (MemoryError(), "host_oom"), (RuntimeError("first line\nsecond line"), "error"), (KeyError("name"), "error"),
-])
+@pytest.mark.parametrize(
+    "error, kind",
+    [
+        (Refused("model x: why"), "refused"),
+        (OSError(28, "No space left on device"), "disk_full"),
+        (MemoryError(), "host_oom"),
+        (RuntimeError("first line\nsecond line"), "error"),
+        (KeyError("name"), "error"),
+    ],
+)
 def test_whatever_goes_wrong_before_a_run_is_its_record(error, kind, tmp_path, monkeypatch, no_run):
     def prepare(*arguments):
         raise error

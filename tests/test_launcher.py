@@ -102,8 +102,13 @@ def test_in_a_kernel_of_its_own_a_suite_leaves_nothing_in_the_group_that_a_kerne
     script += "; print(*(os.getpgid(child.pid) == os.getpgrp() for child in psutil.Process().children()))"
     environment = {name: value for name, value in os.environ.items() if name != launcher.OWN_KERNEL}
     said = subprocess.run(
-        [sys.executable, "-c", script], env=environment | ({launcher.OWN_KERNEL: "1"} if own else {}), cwd=paths.ROOT,
-        stdout=subprocess.PIPE, text=True, timeout=GONE_WITHIN_S, check=True,
+        [sys.executable, "-c", script],
+        env=environment | ({launcher.OWN_KERNEL: "1"} if own else {}),
+        cwd=paths.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=GONE_WITHIN_S,
+        check=True,
     ).stdout
     assert said.split() == [str(not own)] * 2  # the server that runs are forked from, and the resource tracker
 
@@ -299,7 +304,8 @@ def test_two_runs_at_once_have_each_their_own_files(tmp_path, root):
 def program(tmp_path, root, percents, gen_len):
     """A script that runs these splits, into the folder it is given, and says which phase it is in."""
     path = tmp_path / "sweep.py"
-    path.write_text(textwrap.dedent(f"""
+    path.write_text(
+        textwrap.dedent(f"""
         import sys
         sys.path[:0] = [{str(paths.ROOT)!r}, {str(Path(__file__).parent)!r}]
         from factories import mini, quiet
@@ -314,7 +320,8 @@ def program(tmp_path, root, percents, gen_len):
         work = Workload(gpu_batch_size=1, prompt_len=16, gen_len={gen_len})
         runs = {{name: mini(percent, work) for name, percent in {percents!r}.items()}}
         lab.run(runs, sys.argv[1], offload_root={str(root)!r}, say=quiet)
-    """))
+    """)
+    )
     return path
 
 
@@ -323,7 +330,10 @@ def sweep(tmp_path, root):
     """A program in the middle of the second of two runs, with all of its processes."""
     script = program(tmp_path, root, {"short": "100 0 100 0 100 0", "long": "0 0 100 0 100 0"}, gen_len=60)
     process = subprocess.Popen(
-        [sys.executable, script, tmp_path / "out"], stdout=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, script, tmp_path / "out"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         stderr=subprocess.DEVNULL,
     )
     measured = 0
@@ -349,7 +359,9 @@ def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on_from_there(swee
     failed(second, "interrupted")
     work = Workload(gpu_batch_size=1, prompt_len=16, gen_len=60)
     again = lab.run(
-        {"short": mini(workload=work), "other": mini("50 50 100 0 100 0")}, tmp_path / "out", offload_root=root,
+        {"short": mini(workload=work), "other": mini("50 50 100 0 100 0")},
+        tmp_path / "out",
+        offload_root=root,
         say=quiet,
     )
     assert again.records["short"] == first  # known: not measured again

@@ -36,9 +36,7 @@ DOCKER_OVERLAY = """\
 """
 
 
-def found(
-    path: str, number: tuple[int, int], mountinfo: str, tmp_path: Path, diskstats: str = DISKSTATS
-) -> disks.Disk:
+def found(path: str, number: tuple[int, int], mountinfo: str, tmp_path: Path, diskstats: str = DISKSTATS) -> disks.Disk:
     return disks.find_disk(
         Path(path), number, mounts.parse_mountinfo(mountinfo), disks.parse_diskstats(diskstats), tmp_path
     )
@@ -121,8 +119,10 @@ def test_sysfs_names_a_device_where_diskstats_is_missing(tmp_path):
 
 
 def test_of_stacked_mounts_the_last_one_counts(tmp_path):
-    mountinfo = "25 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 25 8:2 / /a\\040b rw - ext4 /dev/sda2 rw\n" \
-                "31 30 0:60 / /a\\040b rw - tmpfs none rw\n"
+    mountinfo = (
+        "25 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 25 8:2 / /a\\040b rw - ext4 /dev/sda2 rw\n"
+        "31 30 0:60 / /a\\040b rw - tmpfs none rw\n"
+    )
     assert found("/a b/c", (0, 60), mountinfo, tmp_path).is_memory
     assert found("/a bc", (8, 1), mountinfo, tmp_path).filesystem == "ext4"
 
@@ -193,7 +193,9 @@ def test_without_a_cgroup_limit_the_machine_is_the_limit(tmp_path):
 def test_page_cache_counts_as_free_inside_a_cgroup(tmp_path):
     proc = fake_proc(tmp_path, "0::/run\n", f"30 1 0:26 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
     cgroup_folder(
-        tmp_path / "cg/run", memory__max=13 * GIB, memory__current=12 * GIB,
+        tmp_path / "cg/run",
+        memory__max=13 * GIB,
+        memory__current=12 * GIB,
         memory__stat=f"anon {3 * GIB}\nfile {9 * GIB}\ninactive_file {8 * GIB}\nactive_file {GIB}",
     )
     allowance = limits.memory_allowance(proc)
@@ -222,7 +224,8 @@ def test_the_tightest_cgroup_on_the_path_binds(limits_gib):
 @pytest.mark.parametrize("root", ["/", "/docker/c0"], ids=["the host's view", "mounted as the container's own"])
 def test_cgroup_v1(tmp_path, root):
     proc = fake_proc(
-        tmp_path, "9:name=systemd:/\n4:memory:/docker/c0\n3:cpu,cpuacct:/docker/c0\n0::/\n",
+        tmp_path,
+        "9:name=systemd:/\n4:memory:/docker/c0\n3:cpu,cpuacct:/docker/c0\n0::/\n",
         f"30 1 0:26 {root} {tmp_path}/memory rw - cgroup cgroup rw,memory\n"
         f"31 1 0:27 {root} {tmp_path}/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
         f"32 1 0:28 / {tmp_path}/unified rw - cgroup2 cgroup2 rw\n",
@@ -230,14 +233,14 @@ def test_cgroup_v1(tmp_path, root):
     inside = "docker/c0" if root == "/" else ""
     cgroup_folder(tmp_path / "unified")
     cgroup_folder(
-        tmp_path / "memory" / inside, memory__limit_in_bytes=8 * GIB, memory__usage_in_bytes=6 * GIB,
+        tmp_path / "memory" / inside,
+        memory__limit_in_bytes=8 * GIB,
+        memory__usage_in_bytes=6 * GIB,
         memory__stat=f"cache {2 * GIB}\ninactive_file 0\ntotal_inactive_file {GIB}",
     )
     cgroup_folder(tmp_path / "cpu" / inside, cpu__cfs_quota_us=50_000, cpu__cfs_period_us=100_000)
     if inside:
-        cgroup_folder(
-            tmp_path / "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=20 * GIB
-        )
+        cgroup_folder(tmp_path / "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=20 * GIB)
         cgroup_folder(tmp_path / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100_000)
     allowance = limits.memory_allowance(proc)
     assert (allowance.total_bytes, allowance.free_bytes) == (8 * GIB, 3 * GIB)
@@ -258,10 +261,11 @@ def test_this_machines_memory_is_what_psutil_says_unless_a_cgroup_says_less():
 
 
 def test_affinity_is_respected():
-    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); " \
-           "from helpers.machine import limits; print(limits.cpu_count())"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=paths.ROOT)
+    code = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+        "from helpers.machine import limits; print(limits.cpu_count())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=paths.ROOT)
     assert said.stdout.strip() == "1"
 
 
@@ -270,10 +274,22 @@ def test_affinity_is_respected():
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-8a11-0001", "GPU-8a11-0002")
 
 
-@pytest.mark.parametrize(("setting", "visible"), [
-    (None, (0, 1, 2)), ("", ()), ("-1", ()), ("1", (1,)), ("2,0", (2, 0)), ("1,-1,0", (1,)), ("0,7,1", (0,)),
-    ("GPU-8932f937", (0,)), ("GPU-8a11-0002, 0", (2, 0)), ("GPU-8a11", ()), ("void", ()),
-])
+@pytest.mark.parametrize(
+    ("setting", "visible"),
+    [
+        (None, (0, 1, 2)),
+        ("", ()),
+        ("-1", ()),
+        ("1", (1,)),
+        ("2,0", (2, 0)),
+        ("1,-1,0", (1,)),
+        ("0,7,1", (0,)),
+        ("GPU-8932f937", (0,)),
+        ("GPU-8a11-0002, 0", (2, 0)),
+        ("GPU-8a11", ()),
+        ("void", ()),
+    ],
+)
 def test_cuda_visible_devices(setting, visible):
     assert gpus.visible_uuids(UUIDS, setting) == tuple(UUIDS[i] for i in visible)
 
@@ -288,10 +304,11 @@ def test_hidden_gpus_are_not_available(monkeypatch):
 
 
 def test_the_machine_is_described_without_torch():
-    code = "import sys; from helpers.machine import gpus, this_machine; " \
-           "this_machine.describe('cuda', None); gpus.visible(); print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=paths.ROOT)
+    code = (
+        "import sys; from helpers.machine import gpus, this_machine; "
+        "this_machine.describe('cuda', None); gpus.visible(); print('torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=paths.ROOT)
     assert said.stdout.strip() == "False"
 
 

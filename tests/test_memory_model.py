@@ -1,6 +1,5 @@
 """Memory before a run: against peaks that were measured, and against FlexGen itself on the emulated GPU."""
 
-
 import pytest
 from hypothesis import given, settings as budget, strategies as st
 
@@ -32,8 +31,12 @@ def run(percent, batch=4, batches=1, prompt_len=128, gen_len=16, model="opt-1.3b
 
 def run_of(point):
     return RunSettings(
-        model=point.model, split=point.split, workload=point.workload, device="cuda",
-        compress_weight=point.compress_weight, debug_mode=point.debug_mode,
+        model=point.model,
+        split=point.split,
+        workload=point.workload,
+        device="cuda",
+        compress_weight=point.compress_weight,
+        debug_mode=point.debug_mode,
     )
 
 
@@ -71,14 +74,17 @@ def peak_of_flexgen(settings, mini, tmp_path):
     return outcome.repeats[0].peak_gpu_mem_gib * GIB
 
 
-@pytest.mark.parametrize("percent, options", [
-    ("100 0 100 0 100 0", {}),
-    ("0 100 100 0 100 0", {}),
-    ("50 50 100 0 100 0", {"compress_weight": True}),
-    ("100 0 100 0 100 0", {"batches": 3, "prompt_len": 64, "compress_cache": True}),
-    ("100 0 0 100 100 0", {"overlap": False}),
-    ("0 100 0 100 0 100", {"batches": 2, "cpu_cache_compute": True}),
-])
+@pytest.mark.parametrize(
+    "percent, options",
+    [
+        ("100 0 100 0 100 0", {}),
+        ("0 100 100 0 100 0", {}),
+        ("50 50 100 0 100 0", {"compress_weight": True}),
+        ("100 0 100 0 100 0", {"batches": 3, "prompt_len": 64, "compress_cache": True}),
+        ("100 0 0 100 100 0", {"overlap": False}),
+        ("0 100 0 100 0 100", {"batches": 2, "cpu_cache_compute": True}),
+    ],
+)
 def test_what_flexgen_allocates_on_the_emulated_gpu(percent, options, mini, tmp_path):
     options = {"prompt_len": 32, "gen_len": 4} | options
     settings = run(percent, model="opt-mini", device="emulated", repeats=1, **options)
@@ -106,10 +112,17 @@ def any_run(draw, model="opt-1.3b"):
     activations = draw(st.sampled_from(["100 0", "0 100"]))
     compress_cache = cache in ("100 0", "0 100", "0 0") and draw(st.booleans())
     return run(
-        f"{gpu} {cpu} {cache} {activations}", batch=draw(st.integers(1, 32)), batches=draw(st.integers(1, 4)),
-        prompt_len=draw(st.sampled_from([7, 32, 128, 511])), gen_len=draw(st.sampled_from([1, 2, 3, 16, 100])),
-        model=model, compress_weight=draw(st.booleans()), compress_cache=compress_cache,
-        overlap=draw(st.booleans()), cpu_cache_compute=draw(st.booleans()), pin_weight=draw(st.booleans()),
+        f"{gpu} {cpu} {cache} {activations}",
+        batch=draw(st.integers(1, 32)),
+        batches=draw(st.integers(1, 4)),
+        prompt_len=draw(st.sampled_from([7, 32, 128, 511])),
+        gen_len=draw(st.sampled_from([1, 2, 3, 16, 100])),
+        model=model,
+        compress_weight=draw(st.booleans()),
+        compress_cache=compress_cache,
+        overlap=draw(st.booleans()),
+        cpu_cache_compute=draw(st.booleans()),
+        pin_weight=draw(st.booleans()),
     )
 
 
@@ -124,9 +137,10 @@ def test_a_peak_holds_what_lives_on_the_gpu_and_is_what_its_parts_add_up_to(sett
     assert resident < peak.low_bytes <= peak.likeliest_bytes <= peak.high_bytes
     assert sum(peak.parts.values()) == peak.likeliest_bytes
     assert set(peak.parts) == set(PARTS)
-    assert peak.parts["weights"] >= place(
-        model, split.weights_gpu, split.weights_cpu, settings.compress_weight
-    ).bytes_by_tier["gpu"]
+    assert (
+        peak.parts["weights"]
+        >= place(model, split.weights_gpu, split.weights_cpu, settings.compress_weight).bytes_by_tier["gpu"]
+    )
 
 
 @given(any_run(), st.integers(1, 40))
@@ -183,5 +197,3 @@ def test_host_memory_grows_with_what_is_kept_there():
 def test_blocks_are_no_smaller_than_asked_for(requested):
     assert requested <= block_bytes(requested) < requested + 512 + MIB
     assert requested <= pinned_block_bytes(requested) < 2 * requested + 1
-
-

@@ -19,8 +19,14 @@ IML_NAMES = ("opt-iml-1.3b", "opt-iml-30b", "opt-iml-max-1.3b", "opt-iml-max-30b
 FLEXGENS_NAMES = tuple(name for name, model in models.KNOWN_MODELS.items() if model not in models.SYNTHETIC_MODELS)
 
 CONFIG = {
-    "model_type": "opt", "hidden_size": 64, "ffn_dim": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": 512, "max_position_embeddings": 128, "word_embed_proj_dim": 64,
+    "model_type": "opt",
+    "hidden_size": 64,
+    "ffn_dim": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "word_embed_proj_dim": 64,
 }
 
 
@@ -50,9 +56,15 @@ def folder(tmp_path):
 def test_shapes_are_flexgens(name, flexgen):
     model, config = models.resolve(name), flexgen.get_opt_config(name)
     assert (model.name, model.num_layers, model.max_positions) == (
-        config.name, config.num_hidden_layers, config.max_seq_len)
+        config.name,
+        config.num_hidden_layers,
+        config.max_seq_len,
+    )
     assert (model.hidden_size, model.num_heads, model.vocab_size) == (
-        config.input_dim, config.n_head, config.vocab_size)
+        config.input_dim,
+        config.n_head,
+        config.vocab_size,
+    )
     assert config.hidden_size == config.input_dim and config.ffn_embed_dim == 4 * config.hidden_size
     assert (config.pad_token_id, config.dtype.__name__) == (1, "float16")
 
@@ -70,8 +82,12 @@ def test_files_and_layers_are_those_that_flexgen_asks_for(name, flexgen, monkeyp
     asked = []
     monkeypatch.setattr(flexgen, "init_weight_list", lambda specs, policy, env: asked.append(specs) or [])
     config = flexgen.OptConfig(
-        num_hidden_layers=model.num_layers, hidden_size=model.hidden_size, input_dim=model.hidden_size,
-        n_head=model.num_heads, vocab_size=model.vocab_size, max_seq_len=model.max_positions,
+        num_hidden_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        input_dim=model.hidden_size,
+        n_head=model.num_heads,
+        vocab_size=model.vocab_size,
+        max_seq_len=model.max_positions,
     )
     env = SimpleNamespace(gpu=None, cpu=None)
     policy = SimpleNamespace(compress_weight=False, cpu_cache_compute=False)
@@ -82,7 +98,8 @@ def test_files_and_layers_are_those_that_flexgen_asks_for(name, flexgen, monkeyp
     for layer in layers:
         layer.init_weight(SimpleNamespace(store=lambda weights: None), "folder")
     assert [[(os.path.relpath(file, "folder"), tuple(shape)) for shape, _, file in specs] for specs in asked] == [
-        [(tensor.name, tensor.shape) for tensor in layer.tensors] for layer in model.layers]
+        [(tensor.name, tensor.shape) for tensor in layer.tensors] for layer in model.layers
+    ]
 
 
 @pytest.mark.parametrize("name", FLEXGENS_NAMES)
@@ -99,11 +116,19 @@ def test_bytes_are_flexgens_and_the_tensors_it_forgets(name, flexgen):
 # ---- the names
 
 
-@pytest.mark.parametrize("name, means", [
-    ("opt-1.3b", "opt-1.3b"), ("OPT-1.3B", "opt-1.3b"), ("facebook/opt-1.3b", "opt-1.3b"),
-    ("facebook/OPT-1.3B", "opt-1.3b"), ("opt-1.3b-np", "opt-1.3b"), (" opt-30b\n", "opt-30b"),
-    ("facebook/galactica-30b", "galactica-30b"), ("facebook/opt-iml-max-30b", "opt-iml-max-30b"),
-])
+@pytest.mark.parametrize(
+    "name, means",
+    [
+        ("opt-1.3b", "opt-1.3b"),
+        ("OPT-1.3B", "opt-1.3b"),
+        ("facebook/opt-1.3b", "opt-1.3b"),
+        ("facebook/OPT-1.3B", "opt-1.3b"),
+        ("opt-1.3b-np", "opt-1.3b"),
+        (" opt-30b\n", "opt-30b"),
+        ("facebook/galactica-30b", "galactica-30b"),
+        ("facebook/opt-iml-max-30b", "opt-iml-max-30b"),
+    ],
+)
 def test_what_people_call_a_model_is_understood(name, means):
     assert models.resolve(name).name == means
 
@@ -142,11 +167,19 @@ def test_a_folders_positions_are_its_own(folder):
         mini(model=folder(), workload=mini().workload.model_copy(update={"prompt_len": 126}))
 
 
-@pytest.mark.parametrize("field, value", [
-    ("model_type", "gpt2"), ("do_layer_norm_before", False), ("ffn_dim", 128), ("word_embed_proj_dim", 32),
-    ("activation_function", "gelu"), ("enable_bias", False), ("layer_norm_elementwise_affine", False),
-    ("pad_token_id", 0),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("model_type", "gpt2"),
+        ("do_layer_norm_before", False),
+        ("ffn_dim", 128),
+        ("word_embed_proj_dim", 32),
+        ("activation_function", "gelu"),
+        ("enable_bias", False),
+        ("layer_norm_elementwise_affine", False),
+        ("pad_token_id", 0),
+    ],
+)
 def test_a_folder_of_another_architecture_is_refused_with_the_field(folder, field, value):
     with pytest.raises(Refused) as refused:
         models.resolve(folder(**{field: value}))

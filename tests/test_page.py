@@ -68,7 +68,7 @@ def test_single_runs_are_no_medians(page):
 
 def test_a_table_without_runs_says_so_on_the_page_too(page):
     where, shown = page
-    where.show(tables.q1(()))
+    where.show(tables.offload_sweep(()))
     assert "Its runs are not in the figures" in shown[0]
 
 

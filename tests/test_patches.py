@@ -35,9 +35,13 @@ def backend(flexgen, monkeypatch):
 
     for holder, name in (
         (compression, "get_compressed_indices"),
-        (pytorch_backend, "general_copy"), (pytorch_backend, "global_cpu_device"),
-        (pytorch_backend.TorchTensor, "move"), (pytorch_backend.TorchTensor, "load_from_np_file"),
-        (flexgen.OptLM, "load_weight"), (flexgen.OptLM, "load_cache"), (flexgen.OptLM, "store_cache"),
+        (pytorch_backend, "general_copy"),
+        (pytorch_backend, "global_cpu_device"),
+        (pytorch_backend.TorchTensor, "move"),
+        (pytorch_backend.TorchTensor, "load_from_np_file"),
+        (flexgen.OptLM, "load_weight"),
+        (flexgen.OptLM, "load_cache"),
+        (flexgen.OptLM, "store_cache"),
     ):
         monkeypatch.setattr(holder, name, getattr(holder, name))
     return pytorch_backend
@@ -66,8 +70,10 @@ def cpu(backend):
 
 
 def test_flexgen_is_imported_without_transformers():
-    code = "import sys; from helpers.engine import patches; flex_opt = patches.import_flexgen(); " \
-           "assert flex_opt.OptLM and 'transformers' not in sys.modules"
+    code = (
+        "import sys; from helpers.engine import patches; flex_opt = patches.import_flexgen(); "
+        "assert flex_opt.OptLM and 'transformers' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=True)
 
 
@@ -170,7 +176,7 @@ def on_cpu(backend, cpu, values):
 def test_what_moves_to_disk_is_deleted_before_it_is_copied_unless_mended(backend, disk, cpu):
     values = torch.rand(2, 3, 4).half()
     on_cpu(backend, cpu, values).move(disk)
-    (_, _, source, _), = disk.asked
+    ((_, _, source, _),) = disk.asked
     assert source.data is None  # what a copy thread would now read
 
     disk.asked.clear()
@@ -228,9 +234,19 @@ def test_without_overlap_nothing_waits_for_the_copy_threads_unless_mended(backen
     order = []
     layer = SimpleNamespace(**{step: lambda *arguments: order.append("asked")})
     lm = SimpleNamespace(
-        layers=[layer], num_layers=1, num_gpu_batches=1, execute_gen_len=4, task=SimpleNamespace(gen_len=4),
-        weight_home=[None], weight_read_buf=[None], cache_home=[[None]], cache_read_buf=[[None]],
-        cache_write_buf=[[None]], load_weight_stream=None, load_cache_stream=None, store_cache_stream=None,
+        layers=[layer],
+        num_layers=1,
+        num_gpu_batches=1,
+        execute_gen_len=4,
+        task=SimpleNamespace(gen_len=4),
+        weight_home=[None],
+        weight_read_buf=[None],
+        cache_home=[[None]],
+        cache_read_buf=[[None]],
+        cache_write_buf=[[None]],
+        load_weight_stream=None,
+        load_cache_stream=None,
+        store_cache_stream=None,
         env=SimpleNamespace(disk=SimpleNamespace(synchronize=lambda: order.append("there"))),
     )
     getattr(flexgen.OptLM, step)(lm, 1, 0, 0, overlap=False)
@@ -305,11 +321,14 @@ def test_where_cuda_does_not_pin_it_torch_is_asked_as_before(monkeypatch):
     assert len(cuda.pinned) == 1 and told == ["cuda"]
 
 
-@pytest.mark.parametrize("percent, options, elements", [
-    ("0 0 100 0 100 0", {"copy_buffer": "fit"}, 2050 * 256),  # the positions, and the two beside them
-    ("0 0 100 0 100 0", {}, None),
-    ("100 0 100 0 100 0", {}, 0),
-])
+@pytest.mark.parametrize(
+    "percent, options, elements",
+    [
+        ("0 0 100 0 100 0", {"copy_buffer": "fit"}, 2050 * 256),  # the positions, and the two beside them
+        ("0 0 100 0 100 0", {}, None),
+        ("100 0 100 0 100 0", {}, 0),
+    ],
+)
 def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
     percent, options, elements, flexgen, backend, tmp_path, monkeypatch
 ):
@@ -323,8 +342,16 @@ def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     job = worker.Job(
-        settings_json="", environment={}, model=settings.opt_model, weights_path=tmp_path, prompt_ids=(),
-        offload_dir=tmp_path, log_path=tmp_path / "log", disk_device=None, emulation=None, fastest_loop_s=None,
+        settings_json="",
+        environment={},
+        model=settings.opt_model,
+        weights_path=tmp_path,
+        prompt_ids=(),
+        offload_dir=tmp_path,
+        log_path=tmp_path / "log",
+        disk_device=None,
+        emulation=None,
+        fastest_loop_s=None,
         origin_s=0.0,
     )
     modes_at_the_first_copy = []

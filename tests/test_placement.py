@@ -39,8 +39,12 @@ ENV = SimpleNamespace(**{tier: StandInTier(tier) for tier in TIERS})
 def flexgens_tiers(flexgen, shapes, gpu, cpu, compress=False):
     """Where FlexGen's `init_weight_list` allocates tensors of these shapes."""
     policy = SimpleNamespace(
-        w_gpu_percent=gpu, w_cpu_percent=cpu, w_disk_percent=100 - gpu - cpu, pin_weight=True,
-        compress_weight=compress, comp_weight_config=None,
+        w_gpu_percent=gpu,
+        w_cpu_percent=cpu,
+        w_disk_percent=100 - gpu - cpu,
+        pin_weight=True,
+        compress_weight=compress,
+        comp_weight_config=None,
     )
     weights = flexgen.init_weight_list([(shape, np.float16, "a file") for shape in shapes], policy, ENV)
     return tuple(weight.tier for weight in weights)
@@ -64,8 +68,9 @@ def test_every_split_of_every_model_is_flexgens(model, flexgen):
 
 
 @given(
-    shapes=st.lists(st.tuples(st.integers(1, 5000)) | st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
-                    min_size=1, max_size=12),
+    shapes=st.lists(
+        st.tuples(st.integers(1, 5000)) | st.tuples(st.integers(1, 5000), st.integers(1, 5000)), min_size=1, max_size=12
+    ),
     split=st.sampled_from(SPLITS),
     compress=st.booleans(),
 )
@@ -79,7 +84,8 @@ def test_the_placement_of_a_model_is_that_of_its_layers(flexgen):
     for gpu, cpu in ((100, 0), (50, 50), (50, 0), (0, 50), (0, 0), (30, 40)):
         placed = place(model, gpu, cpu, False)
         assert [tuple(t.tier for t in layer) for layer in placed.layers] == [
-            flexgens_tiers(flexgen, [t.shape for t in layer.tensors], gpu, cpu) for layer in model.layers]
+            flexgens_tiers(flexgen, [t.shape for t in layer.tensors], gpu, cpu) for layer in model.layers
+        ]
         assert placed.total_bytes == model.weight_bytes
         assert placed.host_to_device_bytes_per_pass == placed.bytes_by_tier["cpu"] + placed.disk_bytes_per_pass
 

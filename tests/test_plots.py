@@ -32,16 +32,16 @@ def test_each_plot_of_the_reference_is_drawn_with_units_and_kind(name, tmp_path)
 
 
 def test_values_and_achieved_split_stand_on_the_sweep():
-    shown = words(plots.q1_throughput(T4))
+    shown = words(plots.offload_sweep_throughput(T4))
     for text in ("65.8", "0.357", "50.1 % GPU", "49.9 % disk"):
         assert text in shown
-    assert plots.q1_throughput(T4).figure.axes[0].get_yscale() == "log"
+    assert plots.offload_sweep_throughput(T4).figure.axes[0].get_yscale() == "log"
 
 
 @pytest.mark.parametrize("name", ["q1_throughput", "q2"])
-@pytest.mark.parametrize("factor, wanted, unwanted", [
-    (30.0, {"2", "5", "20"}, set()), (3000.0, {"10", "100"}, {"2", "20"}),
-])
+@pytest.mark.parametrize(
+    "factor, wanted, unwanted", [(30.0, {"2", "5", "20"}, set()), (3000.0, {"10", "100"}, {"2", "20"})]
+)
 def test_a_log_axis_has_more_than_powers_of_ten_where_it_spans_few(name, factor, wanted, unwanted):
     speeds = {"q1_1": factor, "q1_2": factor / 2, "q1_3": 1.0, "q1_4": 1.0, "q1_5": 4.0, "q2_b1": 1.0, "q2_b16": factor}
     rows = changed(**{row: {"total_throughput_tok_s": speed} for row, speed in speeds.items()})
@@ -67,14 +67,14 @@ def test_no_text_is_cut():
 def test_disk_samples_are_drawn_with_the_repeats_marked():
     record = make_record(samples=Samples(disk=disk_series()))
     cold = make_record(samples=Samples(disk=disk_series()), settings={"page_cache": "cold"})
-    plot = plots.q4_disk([from_record("a", record), from_record("b", cold)])
+    plot = plots.disk_io([from_record("a", record), from_record("b", cold)])
     assert plot.drawn and len(plot.figure.axes) == 4 and "MiB/s" in words(plot)
     assert "measured repeat" in words(plot) and plot.png().startswith(PNG)
 
 
-@pytest.mark.parametrize("rows", [
-    (), T4[:1], T4[1:3], T4[-1:], changed(q1_1={"status": "failed", "reason": "$x$ oom"}),
-])
+@pytest.mark.parametrize(
+    "rows", [(), T4[:1], T4[1:3], T4[-1:], changed(q1_1={"status": "failed", "reason": "$x$ oom"})]
+)
 def test_missing_and_failed_rows_draw_what_there_is(rows):
     for plot in plots.every(rows).values():
         assert plot.png().startswith(PNG)
@@ -90,4 +90,4 @@ def test_nothing_is_left_in_pyplot():
     plots.every(T4)
     if "matplotlib.pyplot" in sys.modules:
         assert not sys.modules["matplotlib.pyplot"].get_fignums()
-    assert isinstance(plots.q2(T4).figure, Figure)
+    assert isinstance(plots.batch_size(T4).figure, Figure)

@@ -50,8 +50,11 @@ def test_every_picture_has_alternative_text():
 
 def troubleshooting():
     section = README.split("## Troubleshooting")[1].split("\n## ")[0]
-    return [message for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
-            for message in re.findall(r"`([^`]+)`", row)]
+    return [
+        message
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for message in re.findall(r"`([^`]+)`", row)
+    ]
 
 
 def test_ten_problems_are_told_by_their_messages():
@@ -74,24 +77,27 @@ def judged(name):
     return [cell.strip() for cell in row.split("|")][-3:-1]
 
 
-@pytest.mark.parametrize("name, errors", [
-    ("t4-colab", [error(point, T4_COLAB) for run_id, point in HAND_IN.items() if run_id not in CALIBRATED_ON]),
-    ("t4-gcp", [error(point, T4_GCP) for point in paper()]),
-])
+@pytest.mark.parametrize(
+    "name, errors",
+    [
+        ("t4-colab", [error(point, T4_COLAB) for run_id, point in HAND_IN.items() if run_id not in CALIBRATED_ON]),
+        ("t4-gcp", [error(point, T4_GCP) for point in paper()]),
+    ],
+)
 def test_the_errors_of_the_cost_model_are_those_that_it_makes(name, errors):
     percents = [100 * abs(one) for one in errors]
     assert judged(name) == [f"{statistics.fmean(percents):.1f} %", f"{max(percents):.1f} %"]
 
 
-@pytest.mark.parametrize("name, machine", [
-    ("an H200's own", 5), ("another H200's own", 4), ("a third H200's own", 6),
-])
+@pytest.mark.parametrize("name, machine", [("an H200's own", 5), ("another H200's own", 4), ("a third H200's own", 6)])
 def test_the_errors_on_a_measured_machine_are_those_that_its_profile_makes(name, machine):
     folder = paths.ROOT / "outputs/reference/h200/predictions" / str(machine)
     judge = paths.ROOT / "benchmarks/judge_predictions.py"
     printed = subprocess.run(
         [sys.executable, judge, folder / "machine-profile.json", folder / "results.jsonl"],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     count, mean, largest = re.search(r"(\d+) settings in all: mean error (\S+)%, largest (\S+)%", printed).groups()
     (row,) = re.findall(rf"^\| {name} .*", README, re.MULTILINE)

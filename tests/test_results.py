@@ -32,8 +32,13 @@ def full_record():
             host=MemorySeries(what="psutil", time_s=(), used_gib=()),
             notes=("a note",),
         ),
-        phases_s={"start": 0.5}, weights="synthetic", prompt="fixed", generated_tokens=((1, 2), (3, 4)),
-        bytes_by_tier={"gpu": 1, "cpu": 2, "disk": 3}, peak_gpu_reserved_gib=0.25, notes=("another",),
+        phases_s={"start": 0.5},
+        weights="synthetic",
+        prompt="fixed",
+        generated_tokens=((1, 2), (3, 4)),
+        bytes_by_tier={"gpu": 1, "cpu": 2, "disk": 3},
+        peak_gpu_reserved_gib=0.25,
+        notes=("another",),
     )
 
 
@@ -86,9 +91,9 @@ def test_a_line_that_is_no_record_is_skipped_by_number(tmp_path, line):
         assert len(list(log)) == 2
 
 
-@pytest.mark.parametrize("count, more", [
-    (2, r"\), nor is line 3$"), (3, r"\), nor are lines 3, 4$"), (13, r"10, 11, 12 and 2 others$"),
-])
+@pytest.mark.parametrize(
+    "count, more", [(2, r"\), nor is line 3$"), (3, r"\), nor are lines 3, 4$"), (13, r"10, 11, 12 and 2 others$")]
+)
 def test_many_such_lines_are_one_warning(tmp_path, count, more):
     log = Log(tmp_path / "log.jsonl")
     log.append(make_record(key="a"))
@@ -108,7 +113,9 @@ def test_the_record_of_a_model_in_a_folder_outlives_the_folder(tmp_path):
     (folder / "config.json").unlink()
     read = subprocess.run(  # a program that never saw the folder
         [sys.executable, "-m", "helpers", "analyze", out / "results.jsonl", "--output", out],
-        cwd=paths.ROOT, capture_output=True, text=True,
+        cwd=paths.ROOT,
+        capture_output=True,
+        text=True,
     )
     assert read.returncode == 0 and "warning" not in read.stderr
     assert f"| {folder} |" in (out / "report.md").read_text().replace("\\", "")
@@ -123,11 +130,19 @@ def test_a_damaged_shape_is_a_damaged_record(tmp_path, shape):
         assert list(log) == []
 
 
-@pytest.mark.parametrize("field, value", [
-    ("pass_latencies_s", []), ("pass_latencies_s", [0.0, 0.0]), ("pass_latencies_s", [-1.0]),
-    ("pass_latencies_s", [1e300]), ("peak_gpu_mem_gib", -5.0), ("peak_gpu_mem_gib", 1e300), ("core_speed", 0.0),
-    ("timers_s", {"load_weight": [-1.0]}),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("pass_latencies_s", []),
+        ("pass_latencies_s", [0.0, 0.0]),
+        ("pass_latencies_s", [-1.0]),
+        ("pass_latencies_s", [1e300]),
+        ("peak_gpu_mem_gib", -5.0),
+        ("peak_gpu_mem_gib", 1e300),
+        ("core_speed", 0.0),
+        ("timers_s", {"load_weight": [-1.0]}),
+    ],
+)
 def test_figures_that_cannot_be_are_a_damaged_record(tmp_path, field, value):
     log = Log(tmp_path / "log.jsonl")
     good = json.loads(make_record().model_dump_json())
@@ -200,8 +215,14 @@ def test_figures_are_flexgens_of_each_repeat_and_their_median(latencies):
 
 def test_without_repeats_every_figure_is_unknown():
     record = make_record(latencies=())
-    for name in ("total_throughput_tok_s", "total_latency_s", "prefill_latency_s", "decode_latency_s",
-                 "peak_gpu_mem_gib", "bytes_from_disk"):
+    for name in (
+        "total_throughput_tok_s",
+        "total_latency_s",
+        "prefill_latency_s",
+        "decode_latency_s",
+        "peak_gpu_mem_gib",
+        "bytes_from_disk",
+    ):
         assert getattr(record, name) is None, name
 
 
@@ -213,18 +234,27 @@ def test_the_peak_is_the_first_generations():
 
 def repeats(*counts):
     return tuple(
-        Repeat(started_s=0.0, ended_s=1.0, pass_latencies_s=(1.0,), peak_gpu_mem_gib=1.0, disk_read_bytes=disk,
-               own_read_bytes=own)
+        Repeat(
+            started_s=0.0,
+            ended_s=1.0,
+            pass_latencies_s=(1.0,),
+            peak_gpu_mem_gib=1.0,
+            disk_read_bytes=disk,
+            own_read_bytes=own,
+        )
         for disk, own in counts
     )
 
 
-@pytest.mark.parametrize("counts, found", [
-    (((10, 1), (30, 3), (20, 2)), 20),  # the disk's counter
-    (((10, 1), (None, 3), (20, 2)), 2),  # it failed once: the process's own
-    (((None, None), (None, 3)), None),  # nobody knows
-    (((0, 5),), 0),  # nothing read is known, not unknown
-])
+@pytest.mark.parametrize(
+    "counts, found",
+    [
+        (((10, 1), (30, 3), (20, 2)), 20),  # the disk's counter
+        (((10, 1), (None, 3), (20, 2)), 2),  # it failed once: the process's own
+        (((None, None), (None, 3)), None),  # nobody knows
+        (((0, 5),), 0),  # nothing read is known, not unknown
+    ],
+)
 def test_bytes_from_disk_are_the_first_counter_that_saw_every_repeat(counts, found):
     assert make_record(repeats=repeats(*counts)).bytes_from_disk == found
 

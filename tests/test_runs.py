@@ -30,8 +30,15 @@ def write_csv(path, *rows, header=HEADER):
 
 
 def row(**cells):
-    base = {"run_id": "x", "model": "opt-1.3b", "percent": "0 0 100 0 100 0", "gpu_batch_size": "4",
-            "num_gpu_batches": "1", "prompt_len": "128", "gen_len": "16"}
+    base = {
+        "run_id": "x",
+        "model": "opt-1.3b",
+        "percent": "0 0 100 0 100 0",
+        "gpu_batch_size": "4",
+        "num_gpu_batches": "1",
+        "prompt_len": "128",
+        "gen_len": "16",
+    }
     return ",".join((base | cells).get(name, "") for name in HEADER.split(","))
 
 
@@ -56,8 +63,13 @@ def test_one_repeat_has_no_range():
 
 
 def test_timers_become_flexgens_mean_and_a_median():
-    repeat = Repeat(started_s=0.0, ended_s=1.0, pass_latencies_s=(1.0,), peak_gpu_mem_gib=1.0,
-                    timers_s={"load_weight": (9.0, 1.0, 2.0), "compute_layer_decoding": (0.5, 0.1)})
+    repeat = Repeat(
+        started_s=0.0,
+        ended_s=1.0,
+        pass_latencies_s=(1.0,),
+        peak_gpu_mem_gib=1.0,
+        timers_s={"load_weight": (9.0, 1.0, 2.0), "compute_layer_decoding": (0.5, 0.1)},
+    )
     point = from_record("a", make_record(repeats=(repeat,), kind="projected by FlexGen"))
     assert point.load_weight_s == statistics.fmean((9.0, 1.0, 2.0)) and point.load_weight_s_median == 2.0
     assert point.compute_layer_decoding_s == pytest.approx(0.3)
@@ -67,15 +79,22 @@ def test_disk_peaks_are_those_of_the_measured_repeats_only():
     """Copying the weights before a run reads the disk too."""
     point = from_record("a", make_record(samples=Samples(disk=disk_series())))
     assert (point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak, point.disk_util_percent_peak) == (
-        20.0, 200.0, 16.0, 2.0)
+        20.0,
+        200.0,
+        16.0,
+        2.0,
+    )
     assert point.windows_s == ((10.0, 15.0), (20.0, 25.0), (30.0, 35.0))
 
 
 def test_disk_peaks_leave_out_what_was_read_at_a_windows_edges():
     """A sample that ends in a window holds what was read before it; only a window too short for one has no other."""
     edges = disk_series(
-        time_s=(10.5, 12.0, 15.5), reads_per_s=(900.0, 20.0, 800.0), read_kib_per_s=(9000.0, 200.0, 8000.0),
-        request_kib=(512.0, 16.0, 512.0), util_percent=(99.0, 2.0, 98.0),
+        time_s=(10.5, 12.0, 15.5),
+        reads_per_s=(900.0, 20.0, 800.0),
+        read_kib_per_s=(9000.0, 200.0, 8000.0),
+        request_kib=(512.0, 16.0, 512.0),
+        util_percent=(99.0, 2.0, 98.0),
     )
     point = from_record("a", make_record(samples=Samples(disk=edges)))
     assert (point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak) == (20.0, 200.0, 16.0)
@@ -86,8 +105,9 @@ def test_disk_peaks_leave_out_what_was_read_at_a_windows_edges():
 
 def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
     """Samples that hold idle time beside a short repeat say less than the disk's own count of it."""
-    short = Repeat(started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0,
-                   disk_read_bytes=200 * 1024)
+    short = Repeat(
+        started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0, disk_read_bytes=200 * 1024
+    )
     point = from_record("a", make_record(samples=Samples(disk=disk_series()), repeats=(short,)))
     assert point.disk_rkb_s_peak == pytest.approx(1000.0)
 
@@ -95,11 +115,15 @@ def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
 def test_reads_that_no_sample_within_a_repeat_saw_leave_the_size_of_requests_unknown():
     """The disk's own count says that there were some: none of them is a peak of 0."""
     within = disk_series(
-        time_s=(10.5, 12.0, 15.5), reads_per_s=(900.0, 0.0, 800.0), read_kib_per_s=(9000.0, 0.0, 8000.0),
-        request_kib=(512.0, None, 512.0), util_percent=(99.0, 0.0, 98.0),
+        time_s=(10.5, 12.0, 15.5),
+        reads_per_s=(900.0, 0.0, 800.0),
+        read_kib_per_s=(9000.0, 0.0, 8000.0),
+        request_kib=(512.0, None, 512.0),
+        util_percent=(99.0, 0.0, 98.0),
     )
-    repeat = Repeat(started_s=10.0, ended_s=15.0, pass_latencies_s=(5.0,), peak_gpu_mem_gib=1.0,
-                    disk_read_bytes=50 * 1024)
+    repeat = Repeat(
+        started_s=10.0, ended_s=15.0, pass_latencies_s=(5.0,), peak_gpu_mem_gib=1.0, disk_read_bytes=50 * 1024
+    )
     point = from_record("a", make_record(samples=Samples(disk=within), repeats=(repeat,)))
     assert point.disk_rkb_s_peak == pytest.approx(10.0)
     assert point.disk_r_s_peak is point.disk_rareq_kb_peak is point.disk_util_percent_peak is None
@@ -168,11 +192,16 @@ def test_a_wall_time_of_something_else_is_not_used():
     assert point.figures_disagree and point.latency_s == pytest.approx(64 / 0.357)
 
 
-@pytest.mark.parametrize("encode", [
-    lambda text: b"\xef\xbb\xbf" + text.encode(), lambda text: text.replace("\n", "\r\n").encode(),
-    lambda text: text.replace(",", " , ").encode(), lambda text: text.replace("false", "FALSE").encode(),
-    lambda text: (text + "\n" + 17 * "," + "\n\n").encode(),
-])
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.replace(",", " , ").encode(),
+        lambda text: text.replace("false", "FALSE").encode(),
+        lambda text: (text + "\n" + 17 * "," + "\n\n").encode(),
+    ],
+)
 def test_what_spreadsheets_do_to_a_csv_changes_nothing(tmp_path, encode):
     folder = tmp_path / "t4-colab"
     folder.mkdir()
@@ -181,18 +210,33 @@ def test_what_spreadsheets_do_to_a_csv_changes_nothing(tmp_path, encode):
 
 
 def test_optional_columns_may_be_left_out(tmp_path):
-    path = write_csv(tmp_path / "f.csv", "opt-1.3b,0 0 100 0 100 0,4,128,16,0.5",
-                     header="model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s")
+    path = write_csv(
+        tmp_path / "f.csv",
+        "opt-1.3b,0 0 100 0 100 0,4,128,16,0.5",
+        header="model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s",
+    )
     (point,) = readers.read(path)
     assert point.total_throughput_tok_s == 0.5 and point.peak_gpu_mem_gib is None and not point.compress_weight
 
 
-@pytest.mark.parametrize("column, text", [
-    ("total_throughput_tok_s", "OOM"), ("peak_gpu_mem_gib", "nan"), ("wall_time_s", "-3"), ("wall_time_s", "inf"),
-    ("total_throughput_tok_s", "0"), ("gen_len", "16.5"), ("gpu_batch_size", "four"), ("compress_weight", "maybe"),
-    ("debug_mode", "quick"), ("model", "opt-350m"), ("percent", "-10 50 100 0 100 0"), ("percent", "100 0 100"),
-    ("gen_len", ""),
-])
+@pytest.mark.parametrize(
+    "column, text",
+    [
+        ("total_throughput_tok_s", "OOM"),
+        ("peak_gpu_mem_gib", "nan"),
+        ("wall_time_s", "-3"),
+        ("wall_time_s", "inf"),
+        ("total_throughput_tok_s", "0"),
+        ("gen_len", "16.5"),
+        ("gpu_batch_size", "four"),
+        ("compress_weight", "maybe"),
+        ("debug_mode", "quick"),
+        ("model", "opt-350m"),
+        ("percent", "-10 50 100 0 100 0"),
+        ("percent", "100 0 100"),
+        ("gen_len", ""),
+    ],
+)
 def test_a_malformed_cell_is_refused_with_line_column_and_value(tmp_path, column, text):
     path = write_csv(tmp_path / "f.csv", row(), row(**{column: text}))
     with pytest.raises(Refused) as refused:
@@ -202,12 +246,19 @@ def test_a_malformed_cell_is_refused_with_line_column_and_value(tmp_path, column
     assert text.split(" ")[0] in message and column in message
 
 
-@pytest.mark.parametrize("content, complaint", [
-    ("", "empty"), (HEADER, "no rows"), ("a,b\n1,2", "no column model"),
-    (HEADER + ",wal_time_s\n" + row() + ",1", "wal_time_s"),
-    (HEADER + ",gen_len\n" + row() + ",1", "stands twice"), (HEADER + "\n" + row() + ",7", "line 2"),
-    (HEADER.replace(",", ";") + "\n" + row(), "commas"), (HEADER + "\n" + row(gpu_batch_size="0"), "line 2"),
-])
+@pytest.mark.parametrize(
+    "content, complaint",
+    [
+        ("", "empty"),
+        (HEADER, "no rows"),
+        ("a,b\n1,2", "no column model"),
+        (HEADER + ",wal_time_s\n" + row() + ",1", "wal_time_s"),
+        (HEADER + ",gen_len\n" + row() + ",1", "stands twice"),
+        (HEADER + "\n" + row() + ",7", "line 2"),
+        (HEADER.replace(",", ";") + "\n" + row(), "commas"),
+        (HEADER + "\n" + row(gpu_batch_size="0"), "line 2"),
+    ],
+)
 def test_a_file_that_is_not_such_a_table_is_refused(tmp_path, content, complaint):
     (tmp_path / "f.csv").write_text(content)
     with pytest.raises(Refused, match=complaint):
@@ -243,7 +294,8 @@ def test_rows_are_matched_by_what_they_are_not_by_name():
     rows = matching.homework_rows(reversed(renamed))
     original = matching.homework_rows(readers.read(REFERENCE))
     assert {k: v.total_throughput_tok_s for k, v in rows.by_id.items()} == {
-        k: v.total_throughput_tok_s for k, v in original.by_id.items()}
+        k: v.total_throughput_tok_s for k, v in original.by_id.items()
+    }
     wanted = {r.id for question in QUESTIONS.values() for r in question} - {"q4-disk-cold"}
     assert set(rows.by_id) == wanted
 
@@ -268,8 +320,11 @@ def test_two_models_that_a_folder_had_are_not_one():
     shapes = [OptModel("opt-mine", 2, width, 4, 1024) for width in (128, 256)]
     records = [
         make_record(percent=percent, settings={"model": "opt-mini"}, model_shape=shape)
-        for percent, shape in (("50 50 100 0 100 0", shapes[0]), ("50 0 100 0 100 0", shapes[1]),
-                               ("0 50 100 0 100 0", shapes[1]))
+        for percent, shape in (
+            ("50 50 100 0 100 0", shapes[0]),
+            ("50 0 100 0 100 0", shapes[1]),
+            ("0 50 100 0 100 0", shapes[1]),
+        )
     ]
     measured = [from_record(str(n), record) for n, record in enumerate(records)]
     assert [len(group) for group in matching.campaigns(measured)] == [1, 2]

@@ -60,7 +60,12 @@ Device:         rrqm/s   wrqm/s     r/s     w/s    rkB/s    wkB/s avgrq-sz avgqu
 vda               4.00     0.00  259.00 1000.00 921600.00 4000.00  1470.40     1.06    4.09    4.09    0.00   0.98  25.60
 
 """
-VERSIONS = {"12.6.1": SYSSTAT_12, "11.7": SYSSTAT_11_7, "10.1": SYSSTAT_10, "comma locale": SYSSTAT_12.replace(".", ",")}
+VERSIONS = {
+    "12.6.1": SYSSTAT_12,
+    "11.7": SYSSTAT_11_7,
+    "10.1": SYSSTAT_10,
+    "comma locale": SYSSTAT_12.replace(".", ","),
+}
 
 
 def rows(text: str, device: str = "vda") -> list[disk.IostatRow]:
@@ -100,8 +105,7 @@ COLUMNS = ("r/s", "rkB/s", "rareq-sz", "%util", "w/s", "wkB/s", "await", "new-in
 
 
 @given(
-    st.permutations(COLUMNS), st.sets(st.sampled_from(COLUMNS)),
-    st.lists(st.integers(1, 10**6), min_size=8, max_size=8),
+    st.permutations(COLUMNS), st.sets(st.sampled_from(COLUMNS)), st.lists(st.integers(1, 10**6), min_size=8, max_size=8)
 )
 def test_columns_go_by_name_in_any_order_with_any_dropped(order, dropped, numbers):
     columns = [name for name in order if name not in dropped]
@@ -179,7 +183,10 @@ class Reader:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", READER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             cwd=Path(sampling.__file__).parents[2],
         )
         self.pid = self.process.pid
@@ -319,8 +326,7 @@ def fake_iostat(tmp_path, monkeypatch, fake_disk):
         (folder / "text").write_text(text)
         script = folder / "iostat"
         script.write_text(
-            "#!/bin/sh\n[ \"$1\" = -V ] && echo 'sysstat version 10.1.5' && exit\n"
-            f"text={folder}/text\n{shell}\n"
+            f"#!/bin/sh\n[ \"$1\" = -V ] && echo 'sysstat version 10.1.5' && exit\ntext={folder}/text\n{shell}\n"
         )
         script.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -357,12 +363,16 @@ def test_iostat_is_the_source_where_it_runs(fake_disk, fake_iostat, text):
     assert samples.notes == ()
 
 
-@pytest.mark.parametrize(("shell", "text"), [
-    ("echo 'iostat: unrecognized option' >&2; exit 1", ""),
-    (f"head -c {SYSSTAT_12.rindex('25.60')} $text", SYSSTAT_12),
-    ("cat $text", "Segmentation fault\n\x00\x01 Device vda\nvda 1 2\n"),
-    ("exit 0", ""),
-], ids=["refuses", "cut off in a line", "garbage", "says nothing"])
+@pytest.mark.parametrize(
+    ("shell", "text"),
+    [
+        ("echo 'iostat: unrecognized option' >&2; exit 1", ""),
+        (f"head -c {SYSSTAT_12.rindex('25.60')} $text", SYSSTAT_12),
+        ("cat $text", "Segmentation fault\n\x00\x01 Device vda\nvda 1 2\n"),
+        ("exit 0", ""),
+    ],
+    ids=["refuses", "cut off in a line", "garbage", "says nothing"],
+)
 def test_an_iostat_that_fails_leaves_the_kernels_counters(fake_disk, fake_iostat, shell, text):
     fake_iostat(shell, text)
     samples = sampled(fake_disk, lambda s: has_ended(s) and len(s._disk._readings) > 2)

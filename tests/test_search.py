@@ -47,7 +47,8 @@ def test_no_split_with_the_same_placement_is_nearer_to_what_comes_of_it(case):
     model, _, *_ = CASES[case]
     layers = {
         (gpu, cpu): place(models.resolve(model), gpu, cpu, False).layers
-        for gpu in range(101) for cpu in range(101 - gpu)
+        for gpu in range(101)
+        for cpu in range(101 - gpu)
     }
     for choice in (result(case).best, *result(case).runners_up):
         asked = choice.settings.split.percent[:2]
@@ -55,7 +56,8 @@ def test_no_split_with_the_same_placement_is_nearer_to_what_comes_of_it(case):
         gpu, cpu = (100 * of_tier[tier] / sum(of_tier.values()) for tier in ("gpu", "cpu"))
         distances = {
             split: abs(split[0] - gpu) + abs(split[1] - cpu) + abs(sum(split) - gpu - cpu)
-            for split, its in layers.items() if its == layers[asked]
+            for split, its in layers.items()
+            if its == layers[asked]
         }
         assert distances[asked] == min(distances.values())
 
@@ -72,12 +74,18 @@ def test_nothing_that_fits_is_faster(case):
         cpu = chance.randint(0, 100 - gpu)
         cache_home, activations = chance.choice([("100 0", "100 0"), ("0 100", "0 100"), ("0 0", "0 100")])
         settings = RunSettings(
-            model=model, split=OffloadSplit.parse(f"{gpu} {cpu} {cache_home} {activations}"), device="cuda",
+            model=model,
+            split=OffloadSplit.parse(f"{gpu} {cpu} {cache_home} {activations}"),
+            device="cuda",
             workload=Workload(
-                gpu_batch_size=chance.choice(BATCH_SIZES), num_gpu_batches=chance.choice(BATCH_COUNTS),
-                prompt_len=prompt_len, gen_len=gen_len,
+                gpu_batch_size=chance.choice(BATCH_SIZES),
+                num_gpu_batches=chance.choice(BATCH_COUNTS),
+                prompt_len=prompt_len,
+                gen_len=gen_len,
             ),
-            compress_weight=chance.random() < 0.5, compress_cache=chance.random() < 0.5, overlap=chance.random() < 0.8,
+            compress_weight=chance.random() < 0.5,
+            compress_cache=chance.random() < 0.5,
+            overlap=chance.random() < 0.8,
             pin_weight=chance.random() < 0.5,
         )
         if fits(settings, profile):
@@ -90,9 +98,9 @@ def test_a_larger_batch_of_the_best_does_not_fit_or_is_no_faster(case):
     _, profile, *_ = CASES[case]
     choice = result(case).best
     work = choice.settings.workload
-    larger = choice.settings.model_copy(update={
-        "workload": work.model_copy(update={"gpu_batch_size": work.gpu_batch_size + 1})
-    })
+    larger = choice.settings.model_copy(
+        update={"workload": work.model_copy(update={"gpu_batch_size": work.gpu_batch_size + 1})}
+    )
     if fits(larger, profile):
         assert work.gpu_batch_size in BATCH_SIZES
         assert "does not fit" not in result(case).limit
@@ -115,7 +123,7 @@ def test_the_command_is_flexgens():
     words = shlex.split(choice.command)
     assert words[:3] == ["python", "-m", "flexgen.flex_opt"]
     at = words.index("--percent")
-    assert " ".join(words[at + 1:at + 7]) == str(choice.settings.split)
+    assert " ".join(words[at + 1 : at + 7]) == str(choice.settings.split)
 
 
 def test_a_small_gpu_makes_for_other_settings():
@@ -141,8 +149,11 @@ def test_all_placements_are_distinct_and_all():
     model = models.resolve("opt-1.3b")
     found = [place(model, *split, False).layers for split in all_placements(model)]
     assert len(set(found)) == len(found) == 91
-    every = {place(model, gpu, cpu, False).layers for gpu, cpu in itertools.product(range(0, 101, 7), repeat=2)
-             if gpu + cpu <= 100}
+    every = {
+        place(model, gpu, cpu, False).layers
+        for gpu, cpu in itertools.product(range(0, 101, 7), repeat=2)
+        if gpu + cpu <= 100
+    }
     assert every <= set(found)
 
 

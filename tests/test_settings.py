@@ -31,8 +31,10 @@ def all_settings(draw):
         model=draw(st.sampled_from(sorted(models.KNOWN_MODELS))),
         split=split,
         workload=Workload(
-            gpu_batch_size=draw(st.integers(1, 64)), num_gpu_batches=draw(st.integers(1, 8)),
-            prompt_len=draw(st.integers(SHORTEST_PROMPT, 1024)), gen_len=draw(st.integers(8, 1024)),
+            gpu_batch_size=draw(st.integers(1, 64)),
+            num_gpu_batches=draw(st.integers(1, 8)),
+            prompt_len=draw(st.integers(SHORTEST_PROMPT, 1024)),
+            gen_len=draw(st.integers(8, 1024)),
         ),
         device=draw(st.sampled_from(["cuda", "emulated"])),
         compress_weight=draw(st.booleans()),
@@ -61,23 +63,26 @@ def refusal(action, *arguments, **fields):
 # ---- the six numbers
 
 
-@pytest.mark.parametrize("numbers, named", [
-    ("100 0 100 0 100", "5 numbers"),
-    ("100 0 100 0 100 0 0", "7 numbers"),
-    ("", "0 numbers"),
-    ("100", "1 number,"),
-    ("70,30,100,0,100,0", "takes 6, separated by spaces"),
-    ("50.5 49.5 100 0 100 0", "50.5"),
-    ("fifty 50 100 0 100 0", "fifty"),
-    ("-10 110 100 0 100 0", "-10"),
-    ("0 101 100 0 100 0", "101"),
-    ("60 60 100 0 100 0", "60 + 60 = 120"),
-    ("50 50 70 31 100 0", "70 + 31 = 101"),
-    ("50 50 100 0 50 50", "50 50 (activations)"),
-    ("50 50 100 0 99 0", "99 0 (activations)"),
-    ((True, 0, 100, 0, 100, 0), "True"),
-    ((None, 0, 100, 0, 100, 0), "None"),
-])
+@pytest.mark.parametrize(
+    "numbers, named",
+    [
+        ("100 0 100 0 100", "5 numbers"),
+        ("100 0 100 0 100 0 0", "7 numbers"),
+        ("", "0 numbers"),
+        ("100", "1 number,"),
+        ("70,30,100,0,100,0", "takes 6, separated by spaces"),
+        ("50.5 49.5 100 0 100 0", "50.5"),
+        ("fifty 50 100 0 100 0", "fifty"),
+        ("-10 110 100 0 100 0", "-10"),
+        ("0 101 100 0 100 0", "101"),
+        ("60 60 100 0 100 0", "60 + 60 = 120"),
+        ("50 50 70 31 100 0", "70 + 31 = 101"),
+        ("50 50 100 0 50 50", "50 50 (activations)"),
+        ("50 50 100 0 99 0", "99 0 (activations)"),
+        ((True, 0, 100, 0, 100, 0), "True"),
+        ((None, 0, 100, 0, 100, 0), "None"),
+    ],
+)
 def test_a_split_that_flexgen_cannot_run_is_refused_with_the_number(numbers, named):
     assert named in refusal(OffloadSplit.parse, numbers)
 
@@ -91,7 +96,8 @@ def test_any_six_integers_are_a_split_or_refused_in_one_line(numbers):
         return
     assert list(split.percent) == numbers
     for gpu, cpu, disk in (
-        (split.weights_gpu, split.weights_cpu, split.weights_disk), (split.cache_gpu, split.cache_cpu, split.cache_disk)
+        (split.weights_gpu, split.weights_cpu, split.weights_disk),
+        (split.cache_gpu, split.cache_cpu, split.cache_disk),
     ):
         assert min(gpu, cpu, disk) >= 0 and gpu + cpu + disk == 100
 
@@ -104,11 +110,20 @@ def test_a_split_reads_what_it_writes(split):
 # ---- workload and options
 
 
-@pytest.mark.parametrize("field, value", [
-    ("gpu_batch_size", 0), ("num_gpu_batches", 0), ("gen_len", 0), ("prompt_len", SHORTEST_PROMPT - 1),
-    ("gpu_batch_size", 10**9), ("num_gpu_batches", 10**7),
-    ("gpu_batch_size", 4.0), ("gen_len", "16"), ("prompt_len", True),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("gpu_batch_size", 0),
+        ("num_gpu_batches", 0),
+        ("gen_len", 0),
+        ("prompt_len", SHORTEST_PROMPT - 1),
+        ("gpu_batch_size", 10**9),
+        ("num_gpu_batches", 10**7),
+        ("gpu_batch_size", 4.0),
+        ("gen_len", "16"),
+        ("prompt_len", True),
+    ],
+)
 def test_a_workload_that_is_none_is_refused(field, value):
     message = refusal(Workload, **{field: value})
     assert field in message and repr(value) in message
@@ -126,23 +141,26 @@ def test_more_positions_than_the_model_has_are_refused(model):
     assert "2000 + gen_len 49 = 2049" in message and "2048" in message
 
 
-@pytest.mark.parametrize("percent, options, named", [
-    ("50 50 50 50 100 0", {"compress_cache": True}, "50 50 50 50 100 0"),
-    ("50 50 50 50 100 0", {"attn_sparsity": 0.5}, "0.5"),
-    ("50 50 100 0 100 0", {"attn_sparsity": 0.5, "compress_cache": True}, "0.5"),
-    ("50 50 100 0 100 0", {"attn_sparsity": 0.0}, "attn_sparsity=0.0"),
-    ("50 50 100 0 100 0", {"attn_sparsity": 1.5}, "attn_sparsity=1.5"),
-    ("50 50 100 0 100 0", {"attn_sparsity": float("nan")}, "attn_sparsity=nan"),
-    ("50 50 100 0 100 0", {"debug_mode": "quick"}, "debug_mode='quick'"),
-    ("50 50 100 0 100 0", {"debug_mode": "breakdown", "workload": Workload(gen_len=2)}, "gen_len 2"),
-    ("50 50 100 0 100 0", {"device": "tpu"}, "device='tpu'"),
-    ("50 50 100 0 100 0", {"page_cache": "hot"}, "page_cache='hot'"),
-    ("50 50 100 0 100 0", {"repeats": 0}, "repeats=0"),
-    ("50 50 100 0 100 0", {"batch": 4}, "batch=4"),
-    ("50 50 100 0 100 0", {"overlap": "false"}, "overlap='false'"),
-    ("50 50 100 0 100 0", {"model": "opt-350m"}, "opt-350m"),
-    ("50 50 100 0 100 0", {"model": "gpt2"}, "'gpt2'"),
-])
+@pytest.mark.parametrize(
+    "percent, options, named",
+    [
+        ("50 50 50 50 100 0", {"compress_cache": True}, "50 50 50 50 100 0"),
+        ("50 50 50 50 100 0", {"attn_sparsity": 0.5}, "0.5"),
+        ("50 50 100 0 100 0", {"attn_sparsity": 0.5, "compress_cache": True}, "0.5"),
+        ("50 50 100 0 100 0", {"attn_sparsity": 0.0}, "attn_sparsity=0.0"),
+        ("50 50 100 0 100 0", {"attn_sparsity": 1.5}, "attn_sparsity=1.5"),
+        ("50 50 100 0 100 0", {"attn_sparsity": float("nan")}, "attn_sparsity=nan"),
+        ("50 50 100 0 100 0", {"debug_mode": "quick"}, "debug_mode='quick'"),
+        ("50 50 100 0 100 0", {"debug_mode": "breakdown", "workload": Workload(gen_len=2)}, "gen_len 2"),
+        ("50 50 100 0 100 0", {"device": "tpu"}, "device='tpu'"),
+        ("50 50 100 0 100 0", {"page_cache": "hot"}, "page_cache='hot'"),
+        ("50 50 100 0 100 0", {"repeats": 0}, "repeats=0"),
+        ("50 50 100 0 100 0", {"batch": 4}, "batch=4"),
+        ("50 50 100 0 100 0", {"overlap": "false"}, "overlap='false'"),
+        ("50 50 100 0 100 0", {"model": "opt-350m"}, "opt-350m"),
+        ("50 50 100 0 100 0", {"model": "gpt2"}, "'gpt2'"),
+    ],
+)
 def test_an_option_that_flexgen_cannot_run_is_refused_with_its_value(percent, options, named):
     assert named in refusal(mini, percent, **options)
 
@@ -181,8 +199,15 @@ def test_flexgens_own_parser_reads_the_settings_back(flexgen_parser, settings):
     assert tuple(read.percent) == settings.split.percent
     assert (read.gpu_batch_size, read.num_gpu_batches) == (work.gpu_batch_size, work.num_gpu_batches)
     assert (read.prompt_len, read.gen_len, read.cut_gen_len) == (work.prompt_len, work.gen_len, None)
-    for name in ("compress_weight", "compress_cache", "overlap", "pin_weight", "cpu_cache_compute", "attn_sparsity",
-                 "debug_mode"):
+    for name in (
+        "compress_weight",
+        "compress_cache",
+        "overlap",
+        "pin_weight",
+        "cpu_cache_compute",
+        "attn_sparsity",
+        "debug_mode",
+    ):
         assert getattr(read, name) == getattr(settings, name), name
     assert read.sep_layer is True
 
@@ -204,10 +229,14 @@ def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_
     assert "--model facebook/my-model " in command and "# FlexGen has no model my-model" in command
 
 
-@pytest.mark.parametrize("options, flags", [
-    ({"page_cache": "cold"}, "--page-cache cold"), ({"copy_buffer": "fit"}, "--copy-buffer fit"),
-    ({"page_cache": "cold", "disk_reader": "direct"}, "--page-cache cold --disk-reader direct"),
-])
+@pytest.mark.parametrize(
+    "options, flags",
+    [
+        ({"page_cache": "cold"}, "--page-cache cold"),
+        ({"copy_buffer": "fit"}, "--copy-buffer fit"),
+        ({"page_cache": "cold", "disk_reader": "direct"}, "--page-cache cold --disk-reader direct"),
+    ],
+)
 def test_the_command_of_a_run_that_flexgen_cannot_make_says_what_it_lacks(options, flags):
     command = mini("0 0 100 0 100 0", model="opt-1.3b", device="cuda", **options).flexgen_command
     assert command.endswith(f"  # run with {flags}, which python -m helpers measure has and FlexGen does not")

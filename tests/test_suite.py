@@ -51,11 +51,14 @@ def nothing_runs(monkeypatch):
 # ---- refused first
 
 
-@pytest.mark.parametrize("names, parameters, named", [
-    (["q1", "q5"], {}, "'q5'"),
-    (["q1"], {"devise": "auto"}, "'devise'"),
-    (["q1", "q2"], {"output_dir": "", "prompt_len": 128}, "'prompt_len'"),
-])
+@pytest.mark.parametrize(
+    "names, parameters, named",
+    [
+        (["q1", "q5"], {}, "'q5'"),
+        (["q1"], {"devise": "auto"}, "'devise'"),
+        (["q1", "q2"], {"output_dir": "", "prompt_len": 128}, "'prompt_len'"),
+    ],
+)
 def test_what_a_notebook_does_not_have_is_refused_before_any_runs(names, parameters, named, tmp_path, nothing_runs):
     """papermill would log a warning and run the defaults."""
     with pytest.raises(Refused) as refused:
@@ -140,7 +143,10 @@ def test_fresh_twice_in_a_second_keeps_both_and_an_empty_log_is_nothing_to_keep(
         log.write_text(text)
         suite._set_results_aside(tmp_path)
     assert sorted(aside.read_text() for aside in tmp_path.glob("results-until-*.jsonl")) == [
-        "first\n", "second\n", "third\n"]
+        "first\n",
+        "second\n",
+        "third\n",
+    ]
 
 
 # ---- the whole
@@ -152,7 +158,10 @@ def test_the_whole_homework_from_one_command(tmp_path):
     out = tmp_path / "deeper" / "out"
     ran = subprocess.run(
         [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out)],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(paths.ROOT)}, capture_output=True, text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(paths.ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "encryption" not in ran.stderr and "frozen modules" not in ran.stderr  # ipykernel, at every start
@@ -163,8 +172,19 @@ def test_the_whole_homework_from_one_command(tmp_path):
     assert [record.settings.page_cache for record in records].count("cold") == 2
     assert [record.settings.disk_reader for record in records].count("direct") == 1
 
-    dry = [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out),
-           "--dry-run"]
+    dry = [
+        sys.executable,
+        "-m",
+        "helpers",
+        "run",
+        "--device",
+        "emulated",
+        "--repeats",
+        "1",
+        "--output",
+        str(out),
+        "--dry-run",
+    ]
     again = subprocess.run(dry, cwd=paths.ROOT, capture_output=True, text=True)
     assert again.returncode == 0 and again.stderr.startswith("0 of 13 runs would start"), again.stderr
 
@@ -179,7 +199,8 @@ def test_the_whole_homework_from_one_command(tmp_path):
             if name.startswith(question):
                 assert "emulated" in text.lower(), name
     assert {"q1_throughput", "q1_memory", "q1_parts", "q2", "q3", "q4_breakdown"} <= {
-        path.stem for path in (out / "figures").glob("*.png")}
+        path.stem for path in (out / "figures").glob("*.png")
+    }
 
     report = (out / "report.md").read_text(encoding="utf-8")
     for question in QUESTIONS:

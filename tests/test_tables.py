@@ -15,42 +15,51 @@ from helpers.report import tables
 
 
 def test_every_table_of_the_hand_in_holds_its_figures():
-    assert tables.q1(T4).frame["total_throughput_tok_s"].tolist() == [65.771, 28.908, 0.814, 0.705, 0.357]
-    assert tables.q2(T4).frame["wall_time_s"].tolist() == [179.205, 179.329, 179.350]
-    assert tables.q3(T4).frame["peak_gpu_mem_gib"].tolist() == [2.807, 1.104, 0.588, 0.470]
-    assert tables.q4_disk(T4).frame["disk_rkb_s_peak"].tolist() == [252500]
-    assert tables.q4_breakdown(T4).shown["load / compute"].tolist() == ["0.0054", "33.51"]
-    ratios = [text.split("= ")[1] for text in tables.q1_ratios(T4).shown["Ratio"]]
+    assert tables.offload_sweep(T4).frame["total_throughput_tok_s"].tolist() == [65.771, 28.908, 0.814, 0.705, 0.357]
+    assert tables.batch_size(T4).frame["wall_time_s"].tolist() == [179.205, 179.329, 179.350]
+    assert tables.weight_compression(T4).frame["peak_gpu_mem_gib"].tolist() == [2.807, 1.104, 0.588, 0.470]
+    assert tables.disk_io(T4).frame["disk_rkb_s_peak"].tolist() == [252500]
+    assert tables.breakdown(T4).shown["load / compute"].tolist() == ["0.0054", "33.51"]
+    ratios = [text.split("= ")[1] for text in tables.offload_sweep_ratios(T4).shown["Ratio"]]
     assert ratios == ["2.28", "35.51", "1.15", "1.97"]
 
 
 def test_asked_and_achieved_split_stand_on_every_row():
-    for table in (tables.q1(T4), tables.q2(T4), tables.q3(T4), tables.q4_breakdown(T4)):
+    for table in (tables.offload_sweep(T4), tables.batch_size(T4), tables.weight_compression(T4), tables.breakdown(T4)):
         assert all(table.shown["Asked"]) and all("%" in text for text in table.shown["Achieved"])
-    achieved = tables.q1(T4).frame["achieved_gpu_percent"][1]
+    achieved = tables.offload_sweep(T4).frame["achieved_gpu_percent"][1]
     assert achieved == place(resolve("opt-1.3b"), 50, 50, False).percent("gpu") != 50
 
 
 def test_one_kind_stands_in_the_caption_and_several_on_the_rows():
-    assert "Kind" not in tables.q1(T4).shown and "Quoted: t4-colab/figures.csv" in tables.q1(T4).caption
+    assert (
+        "Kind" not in tables.offload_sweep(T4).shown
+        and "Quoted: t4-colab/figures.csv" in tables.offload_sweep(T4).caption
+    )
     mixed = changed(q1_2={"kind": "measured on CUDA"})
-    assert tables.q1(mixed).shown["Kind"].tolist() == ["quoted", "measured on CUDA", "quoted", "quoted", "quoted"]
+    assert tables.offload_sweep(mixed).shown["Kind"].tolist() == [
+        "quoted",
+        "measured on CUDA",
+        "quoted",
+        "quoted",
+        "quoted",
+    ]
 
 
 def test_a_failed_row_keeps_its_place_with_its_reason():
     failed = {"status": "failed", "reason": "gpu_oom: no | memory", "total_throughput_tok_s": None}
-    table = tables.q1(changed(q1_1=failed, q1_2=None))
+    table = tables.offload_sweep(changed(q1_1=failed, q1_2=None))
     assert table.shown["Throughput (token/s)"].tolist()[:2] == ["—", "—"]
     assert table.shown["Status"].tolist()[:3] == [r"failed: gpu\_oom: no \| memory", "missing", "done"]
     assert table.frame["status"].tolist()[:3] == ["failed", "missing", "done"]
-    assert "failed" in tables.q4_disk(changed(q1_5=failed)).markdown
+    assert "failed" in tables.disk_io(changed(q1_5=failed)).markdown
 
 
 def test_repeats_show_their_range():
     point = from_record("x", make_record())
-    text = tables.q1([point]).shown["Throughput (token/s)"][4]
+    text = tables.offload_sweep([point]).shown["Throughput (token/s)"][4]
     assert text == "16.000 (14.545 to 17.778)"
-    assert "Medians of the repeats, with their range" in tables.q1([point]).caption
+    assert "Medians of the repeats, with their range" in tables.offload_sweep([point]).caption
 
 
 @pytest.mark.parametrize("rows", [(), T4[:1], T4[4:5], T4[::2], T4, (from_record("x", make_record()),)])
@@ -62,10 +71,10 @@ def test_no_table_shows_what_is_not_a_figure(rows):
 
 
 def test_saved_csv_holds_raw_numbers(tmp_path):
-    raw, formatted = tables.save(tables.q1(T4), tmp_path / "tables")
+    raw, formatted = tables.save(tables.offload_sweep(T4), tmp_path / "tables")
     again = pd.read_csv(raw)
-    assert again["total_throughput_tok_s"].tolist() == tables.q1(T4).frame["total_throughput_tok_s"].tolist()
-    assert formatted.read_text(encoding="utf-8") == tables.q1(T4).markdown
+    assert again["total_throughput_tok_s"].tolist() == tables.offload_sweep(T4).frame["total_throughput_tok_s"].tolist()
+    assert formatted.read_text(encoding="utf-8") == tables.offload_sweep(T4).markdown
 
 
 def test_the_reference_beside_itself_is_one():

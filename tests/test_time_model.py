@@ -70,11 +70,18 @@ def test_all_on_disk_on_a_colab_t4():
 def paper():
     with open(PAPER, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            yield Measured(run(
-                row["percent"], int(row["gpu_batch_size"]), int(row["num_gpu_batches"]), int(row["prompt_len"]),
-                int(row["gen_len"]), row["model"],
-                **{option: row[option] == "true" for option in PAPER_OPTIONS},
-            ), float(row["published_tok_s"]))
+            yield Measured(
+                run(
+                    row["percent"],
+                    int(row["gpu_batch_size"]),
+                    int(row["num_gpu_batches"]),
+                    int(row["prompt_len"]),
+                    int(row["gen_len"]),
+                    row["model"],
+                    **{option: row[option] == "true" for option in PAPER_OPTIONS},
+                ),
+                float(row["published_tok_s"]),
+            )
 
 
 def test_the_papers_runs_are_predicted_from_published_rates():
@@ -83,12 +90,29 @@ def test_the_papers_runs_are_predicted_from_published_rates():
     assert sum(errors) / len(errors) <= 0.12
 
 
-@pytest.mark.parametrize("measured", [
-    Measured(run("100 0 100 0 100 0", 72, 1, 512, 32, "opt-6.7b", compress_weight=True, compress_cache=True), 29.12),
-    Measured(run("0 100 0 100 0 100", 64, 8, 512, 32, "opt-30b", compress_cache=True), 8.38),
-    Measured(run("0 100 0 100 0 100", 48, 3, 512, 32, "opt-175b", compress_weight=True, compress_cache=True,
-                 pin_weight=False), 1.12),
-])
+@pytest.mark.parametrize(
+    "measured",
+    [
+        Measured(
+            run("100 0 100 0 100 0", 72, 1, 512, 32, "opt-6.7b", compress_weight=True, compress_cache=True), 29.12
+        ),
+        Measured(run("0 100 0 100 0 100", 64, 8, 512, 32, "opt-30b", compress_cache=True), 8.38),
+        Measured(
+            run(
+                "0 100 0 100 0 100",
+                48,
+                3,
+                512,
+                32,
+                "opt-175b",
+                compress_weight=True,
+                compress_cache=True,
+                pin_weight=False,
+            ),
+            1.12,
+        ),
+    ],
+)
 def test_flexgens_compressed_runs_are_predicted_too(measured):
     """Published in FlexGen's benchmark/batch_size_table.md; settings in its bench_suite.py."""
     assert abs(error(measured, T4_GCP)) <= 0.25
@@ -100,11 +124,17 @@ def any_run(draw, model="opt-1.3b"):
     cpu = draw(st.integers(0, 100 - gpu))
     cache = draw(st.sampled_from(["100 0", "0 100", "0 0", "50 50"]))
     return run(
-        f"{gpu} {cpu} {cache} {draw(st.sampled_from(['100 0', '0 100']))}", batch=draw(st.integers(1, 64)),
-        batches=draw(st.integers(1, 4)), prompt_len=draw(st.sampled_from([7, 128, 700])),
-        gen_len=draw(st.sampled_from([1, 2, 3, 16])), model=model, compress_weight=draw(st.booleans()),
-        compress_cache=cache != "50 50" and draw(st.booleans()), overlap=draw(st.booleans()),
-        cpu_cache_compute=draw(st.booleans()), pin_weight=draw(st.booleans()),
+        f"{gpu} {cpu} {cache} {draw(st.sampled_from(['100 0', '0 100']))}",
+        batch=draw(st.integers(1, 64)),
+        batches=draw(st.integers(1, 4)),
+        prompt_len=draw(st.sampled_from([7, 128, 700])),
+        gen_len=draw(st.sampled_from([1, 2, 3, 16])),
+        model=model,
+        compress_weight=draw(st.booleans()),
+        compress_cache=cache != "50 50" and draw(st.booleans()),
+        overlap=draw(st.booleans()),
+        cpu_cache_compute=draw(st.booleans()),
+        pin_weight=draw(st.booleans()),
     )
 
 
@@ -164,9 +194,10 @@ def test_the_main_thread_launches_a_copy_of_each_tensor_on_the_cpu():
 def test_launches_wait_for_the_copy_threads_that_open_files():
     """Attention has four matrices, one a copy thread; the MLP and the input two, which leaves half of the threads."""
     launch_s, file_s = 200e-6, 1e-3
-    machine = T4_COLAB.model_copy(update=IN_NO_TIME | {
-        "layer_overhead_us": 1e6 * launch_s, "file_overhead_us": 1e6 * file_s, "host_ram_gib": 64.0,
-    })
+    machine = T4_COLAB.model_copy(
+        update=IN_NO_TIME
+        | {"layer_overhead_us": 1e6 * launch_s, "file_overhead_us": 1e6 * file_s, "host_ram_gib": 64.0}
+    )
     steps = 24 * (5 + 3) + 3 + 2  # each matrix, and each layer
     waits = 24 * (1 + 1 / 2) + 1 / 2 + 1 / 4
     a_pass_s = predict(run("0 0 100 0 100 0"), machine).decode_pass_latencies_s[5]
@@ -233,14 +264,19 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     assert predict(settings, mine).total_latency_s == predict(settings, T4_COLAB).total_latency_s
 
 
-@pytest.mark.parametrize("change, complaint", [
-    ({"disk_gb_s": -1.0}, "disk_gb_s=-1.0: "),
-    ({"disk_gb_s": "fast"}, "disk_gb_s='fast': "),
-    ({"h2d_gb_s": None}, "h2d_gb_s=None: "),
-    ({"disk_gbps": 1.0}, "disk_gbps is no field of a machine profile; if another version wrote it"),
-    ({"host_ram_gib": 1e308}, "host_ram_gib=1e+308: "), ({"cache_store_gb_s": 5e-324}, "cache_store_gb_s=5e-324: "),
-    ({"name": "a\x1b[2J"}, "cannot be printed"), ({"name": ""}, "name=''"),
-])
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        ({"disk_gb_s": -1.0}, "disk_gb_s=-1.0: "),
+        ({"disk_gb_s": "fast"}, "disk_gb_s='fast': "),
+        ({"h2d_gb_s": None}, "h2d_gb_s=None: "),
+        ({"disk_gbps": 1.0}, "disk_gbps is no field of a machine profile; if another version wrote it"),
+        ({"host_ram_gib": 1e308}, "host_ram_gib=1e+308: "),
+        ({"cache_store_gb_s": 5e-324}, "cache_store_gb_s=5e-324: "),
+        ({"name": "a\x1b[2J"}, "cannot be printed"),
+        ({"name": ""}, "name=''"),
+    ],
+)
 def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(json.loads(T4_COLAB.model_dump_json()) | change))
@@ -250,11 +286,20 @@ def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("text, complaint", [
-    ("", "not a readable JSON file"), ("{", "not a readable JSON file"), ("[1]", "instead of a JSON object"),
-    ('{"name": "half"}', "gpu_mem_gib is missing"), ("\xff", "not a readable JSON file"),
-    ('{"machine": {"name": "Tesla T4"}, "disk_read_gb_s": 1.0}', "ceilings, no profile; .*machine-profile.json beside"),
-])
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("", "not a readable JSON file"),
+        ("{", "not a readable JSON file"),
+        ("[1]", "instead of a JSON object"),
+        ('{"name": "half"}', "gpu_mem_gib is missing"),
+        ("\xff", "not a readable JSON file"),
+        (
+            '{"machine": {"name": "Tesla T4"}, "disk_read_gb_s": 1.0}',
+            "ceilings, no profile; .*machine-profile.json beside",
+        ),
+    ],
+)
 def test_a_file_that_is_no_profile_is_refused(tmp_path, text, complaint):
     file = tmp_path / "profile.json"
     file.write_bytes(text.encode("latin-1"))
@@ -276,8 +321,14 @@ def test_an_unknown_profile_is_refused_with_the_choices():
 
 CEILINGS = MachineCeilings(
     machine=Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux"),
-    folder="/data", disk_read_gb_s=1.7, page_cache_read_gb_s=9.0, gpu_copy_gb_s=4200.0, host_to_device_gb_s=55.0,
-    device_to_host_gb_s=50.0, matmul_tflop_s=700.0, notes=(),
+    folder="/data",
+    disk_read_gb_s=1.7,
+    page_cache_read_gb_s=9.0,
+    gpu_copy_gb_s=4200.0,
+    host_to_device_gb_s=55.0,
+    device_to_host_gb_s=50.0,
+    matmul_tflop_s=700.0,
+    notes=(),
 )
 
 

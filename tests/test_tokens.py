@@ -44,9 +44,16 @@ def transformers_model(compressed):
 
     model = EMULATED_MODEL
     config = OPTConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, word_embed_proj_dim=model.hidden_size,
-        ffn_dim=4 * model.hidden_size, num_hidden_layers=model.num_layers, num_attention_heads=model.num_heads,
-        max_position_embeddings=model.max_positions, pad_token_id=1, bos_token_id=2, eos_token_id=None,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        word_embed_proj_dim=model.hidden_size,
+        ffn_dim=4 * model.hidden_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        max_position_embeddings=model.max_positions,
+        pad_token_id=1,
+        bos_token_id=2,
+        eos_token_id=None,
     )
     folder = store.prepare(model.name, quiet).path / f"{model.name}-np"
     state = {}
@@ -72,7 +79,11 @@ def expected(prompt_len, gen_len, compressed=False):
     mask = (ids != 1).long()
     with torch.inference_mode():
         out = transformers_model(compressed).generate(
-            ids, attention_mask=mask, max_new_tokens=gen_len, do_sample=False, output_logits=True,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=gen_len,
+            do_sample=False,
+            output_logits=True,
             return_dict_in_generate=True,
         )
     best_two = torch.stack(out.logits).squeeze(1).topk(2).values
@@ -108,35 +119,39 @@ def test_four_bits_give_other_tokens():
 # ---- every kind of split
 
 
-@pytest.mark.parametrize("percent, workload, options", [
-    ("100 0 100 0 100 0", SMALL, {}),
-    ("100 0 100 0 100 0", LONG, {}),
-    ("0 100 100 0 100 0", SMALL, {}),
-    ("0 0 100 0 100 0", SMALL, {}),
-    ("40 40 100 0 100 0", SMALL, {}),
-    ("100 0 50 50 100 0", SMALL, {}),
-    ("100 0 40 30 100 0", LONG, {}),
-    ("100 0 0 100 100 0", SMALL, {}),
-    ("100 0 0 0 100 0", SMALL, {}),
-    ("100 0 100 0 0 100", SMALL, {}),
-    ("100 0 100 0 0 0", SMALL, {}),
-    ("100 0 100 0 100 0", TWO_BATCHES, {}),
-    ("40 40 40 30 0 0", TWO_BATCHES, {}),
-    ("50 50 30 70 0 100", THREE_ODD_BATCHES, {}),
-    ("100 0 100 0 100 0", SMALL, {"cpu_cache_compute": True}),
-    ("100 0 0 100 100 0", LONG, {"cpu_cache_compute": True}),
-    ("100 0 40 30 100 0", SMALL, {"cpu_cache_compute": True}),
-    ("100 0 0 0 100 0", TWO_BATCHES, {"cpu_cache_compute": True}),
-    ("100 0 100 0 100 0", SMALL, {"overlap": False}),
-    ("40 40 40 30 0 0", TWO_BATCHES, {"overlap": False}),
-    ("0 100 100 0 100 0", SMALL, {"pin_weight": False}),
-    ("0 100 100 0 100 0", SMALL, {"attn_sparsity": 1.0, "page_cache": "cold"}),
-    ("40 40 100 0 100 0", SMALL, {"page_cache": "cold"}),
-    ("100 0 100 0 100 0", SMALL, {"compress_weight": True}),
-    ("0 100 100 0 100 0", LONG, {"compress_weight": True}),
-    ("0 0 100 0 100 0", SMALL, {"compress_weight": True}),
-    ("40 40 40 30 0 0", TWO_BATCHES, {"compress_weight": True, "overlap": False, "pin_weight": False}),
-], ids=str)
+@pytest.mark.parametrize(
+    "percent, workload, options",
+    [
+        ("100 0 100 0 100 0", SMALL, {}),
+        ("100 0 100 0 100 0", LONG, {}),
+        ("0 100 100 0 100 0", SMALL, {}),
+        ("0 0 100 0 100 0", SMALL, {}),
+        ("40 40 100 0 100 0", SMALL, {}),
+        ("100 0 50 50 100 0", SMALL, {}),
+        ("100 0 40 30 100 0", LONG, {}),
+        ("100 0 0 100 100 0", SMALL, {}),
+        ("100 0 0 0 100 0", SMALL, {}),
+        ("100 0 100 0 0 100", SMALL, {}),
+        ("100 0 100 0 0 0", SMALL, {}),
+        ("100 0 100 0 100 0", TWO_BATCHES, {}),
+        ("40 40 40 30 0 0", TWO_BATCHES, {}),
+        ("50 50 30 70 0 100", THREE_ODD_BATCHES, {}),
+        ("100 0 100 0 100 0", SMALL, {"cpu_cache_compute": True}),
+        ("100 0 0 100 100 0", LONG, {"cpu_cache_compute": True}),
+        ("100 0 40 30 100 0", SMALL, {"cpu_cache_compute": True}),
+        ("100 0 0 0 100 0", TWO_BATCHES, {"cpu_cache_compute": True}),
+        ("100 0 100 0 100 0", SMALL, {"overlap": False}),
+        ("40 40 40 30 0 0", TWO_BATCHES, {"overlap": False}),
+        ("0 100 100 0 100 0", SMALL, {"pin_weight": False}),
+        ("0 100 100 0 100 0", SMALL, {"attn_sparsity": 1.0, "page_cache": "cold"}),
+        ("40 40 100 0 100 0", SMALL, {"page_cache": "cold"}),
+        ("100 0 100 0 100 0", SMALL, {"compress_weight": True}),
+        ("0 100 100 0 100 0", LONG, {"compress_weight": True}),
+        ("0 0 100 0 100 0", SMALL, {"compress_weight": True}),
+        ("40 40 40 30 0 0", TWO_BATCHES, {"compress_weight": True, "overlap": False, "pin_weight": False}),
+    ],
+    ids=str,
+)
 def test_tokens_are_transformers(percent, workload, options, tmp_path):
     settings = mini(percent, workload, **options)
     record = run_one(settings, tmp_path)
@@ -151,7 +166,8 @@ def test_sparse_attention_gives_the_same_tokens_wherever_its_cache_lies(tmp_path
     """What is left out of a cache does not depend on its tier. One row in ten is few enough to matter."""
     runs = {
         (percent, on_cpu): run_one(mini(percent, LONG, attn_sparsity=0.1, cpu_cache_compute=on_cpu), tmp_path)
-        for percent in ("100 0 100 0 100 0", "100 0 0 100 100 0", "100 0 0 0 100 0") for on_cpu in (False, True)
+        for percent in ("100 0 100 0 100 0", "100 0 0 100 100 0", "100 0 0 0 100 0")
+        for on_cpu in (False, True)
     }
     tokens = {run: done(record).generated_tokens for run, record in runs.items()}
     assert len(set(tokens.values())) == 1, tokens
@@ -162,7 +178,8 @@ def test_sparse_attention_gives_the_same_tokens_wherever_its_cache_lies(tmp_path
 def test_a_compressed_cache_gives_the_same_tokens_wherever_it_lies(tmp_path):
     runs = {
         (percent, on_cpu): run_one(mini(percent, LONG, compress_cache=True, cpu_cache_compute=on_cpu), tmp_path)
-        for percent in ("100 0 100 0 100 0", "100 0 0 100 100 0", "100 0 0 0 100 0") for on_cpu in (False, True)
+        for percent in ("100 0 100 0 100 0", "100 0 0 100 100 0", "100 0 0 0 100 0")
+        for on_cpu in (False, True)
     }
     tokens = {run: done(record).generated_tokens for run, record in runs.items()}
     assert len(set(tokens.values())) == 1, tokens

@@ -28,8 +28,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MINI = models.EMULATED_MODEL
 
 tiny_config = OPTConfig(
-    vocab_size=1000, hidden_size=64, num_hidden_layers=2, ffn_dim=256, num_attention_heads=4,
-    max_position_embeddings=32, word_embed_proj_dim=64,
+    vocab_size=1000,
+    hidden_size=64,
+    num_hidden_layers=2,
+    ffn_dim=256,
+    num_attention_heads=4,
+    max_position_embeddings=32,
+    word_embed_proj_dim=64,
 )
 
 
@@ -98,9 +103,17 @@ def save_as_metaseq_names(model: OPTForCausalLM, folder: Path) -> None:
     torch.save({**state, "decoder.version": torch.tensor([3.0])}, folder / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("save", [
-    save_safetensors, save_safetensors_shards, save_bin, save_bin_of_old_torch, save_bin_shards, save_as_metaseq_names,
-])
+@pytest.mark.parametrize(
+    "save",
+    [
+        save_safetensors,
+        save_safetensors_shards,
+        save_bin,
+        save_bin_of_old_torch,
+        save_bin_shards,
+        save_as_metaseq_names,
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_converted_tensors_are_those_transformers_loads(tiny, tmp_path, save, dtype):
     model = OPTForCausalLM(tiny_config)
@@ -172,14 +185,17 @@ def whole_numbers(state):
     state["model.decoder.layers.0.fc2.bias"] = torch.zeros(64, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("change, words", [
-    (another_shape, ("decoder.layers.1.fc1.bias", "(17,)", "(256,)")),
-    (one_missing, ("decoder.layers.0.self_attn.k_proj.weight", "(64, 64)", "missing")),
-    (one_too_many, ("decoder.layers.2.fc1.bias", "(256,)", "no place")),
-    (beyond_fp16, ("decoder.layers.0.fc2.bias", "fp16")),
-    (not_a_number, ("decoder.layers.0.fc2.bias", "fp16")),
-    (whole_numbers, ("model.safetensors", "I64")),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (another_shape, ("decoder.layers.1.fc1.bias", "(17,)", "(256,)")),
+        (one_missing, ("decoder.layers.0.self_attn.k_proj.weight", "(64, 64)", "missing")),
+        (one_too_many, ("decoder.layers.2.fc1.bias", "(256,)", "no place")),
+        (beyond_fp16, ("decoder.layers.0.fc2.bias", "fp16")),
+        (not_a_number, ("decoder.layers.0.fc2.bias", "fp16")),
+        (whole_numbers, ("model.safetensors", "I64")),
+    ],
+)
 def test_a_folder_that_is_not_its_configs_model_is_refused_by_tensor(folder, tmp_path, change, words):
     rewrite(folder, change)
     with pytest.raises(Refused) as refusal:
@@ -288,8 +304,16 @@ def overwritten(file: Path) -> None:
 
 
 DAMAGES = [
-    Path.unlink, truncated, emptied, with_more_at_the_end, of_another_shape, of_another_dtype, big_endian,
-    columns_first, pickled, overwritten,
+    Path.unlink,
+    truncated,
+    emptied,
+    with_more_at_the_end,
+    of_another_shape,
+    of_another_dtype,
+    big_endian,
+    columns_first,
+    pickled,
+    overwritten,
 ]
 MATRIX = "decoder.layers.1.fc1.weight"
 
@@ -406,8 +430,10 @@ STOPPING = textwrap.dedent("""
 
 def preparing(home: Path, stop_at: str, release: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", STOPPING, str(home), stop_at, str(release)], cwd=REPOSITORY,
-        stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", STOPPING, str(home), stop_at, str(release)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -503,10 +529,16 @@ def synthetic_opt(model: models.OptModel) -> OPTForCausalLM:
         name = name.replace("decoder.layer_norm", "decoder.final_layer_norm")
         state[f"model.{name}"] = torch.from_numpy(values.astype(np.float32))
     state["lm_head.weight"] = state["model.decoder.embed_tokens.weight"]
-    opt = OPTForCausalLM(OPTConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, num_hidden_layers=model.num_layers,
-        ffn_dim=4 * model.hidden_size, num_attention_heads=model.num_heads, word_embed_proj_dim=model.hidden_size,
-    ))
+    opt = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            num_hidden_layers=model.num_layers,
+            ffn_dim=4 * model.hidden_size,
+            num_attention_heads=model.num_heads,
+            word_embed_proj_dim=model.hidden_size,
+        )
+    )
     opt.load_state_dict(state)
     return opt.eval()
 
@@ -517,7 +549,7 @@ def test_synthetic_models_say_different_things_to_different_prompts():
     prompts = torch.randint(4, MINI.vocab_size, (16, 8), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         answers = opt.generate(
-            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=16, do_sample=False, eos_token_id=None,
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=16, do_sample=False, eos_token_id=None
         )[:, 8:]
     assert np.mean([len(set(answer.tolist())) for answer in answers]) > 6  # of 16 tokens
     assert len({tuple(answer.tolist()) for answer in answers}) == 16
@@ -557,10 +589,14 @@ def test_a_synthetic_tensor_depends_on_its_seed_and_name_alone(rows, columns, se
         assert not np.array_equal(values, draw("decoder.layers.0.fc1.weight", seed + 1))
 
 
-@pytest.mark.parametrize("tensor, mean, deviation", [
-    ("decoder.layers.0.fc2.weight", 0, 1 / 16), ("decoder.embed_tokens.weight", 0, 0.02),
-    ("decoder.embed_positions.weight", 0, 0.02),
-])
+@pytest.mark.parametrize(
+    "tensor, mean, deviation",
+    [
+        ("decoder.layers.0.fc2.weight", 0, 1 / 16),
+        ("decoder.embed_tokens.weight", 0, 0.02),
+        ("decoder.embed_positions.weight", 0, 0.02),
+    ],
+)
 def test_synthetic_tensors_have_the_scale_they_are_said_to(tensor, mean, deviation):
     values = np.concatenate(list(synthetic.pieces(tensor, MINI.files[tensor]))).astype(np.float64)
     assert abs(values.mean() - mean) < 5 * deviation / values.size**0.5
@@ -599,8 +635,12 @@ def test_with_tokenizer_files_the_ids_are_transformers_own_after_bos(folder, tmp
 
     write_tokenizer(folder)
     oracle = GPT2Tokenizer(
-        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"),
-        bos_token="</s>", eos_token="</s>", unk_token="</s>", pad_token="<pad>",
+        vocab=str(folder / "vocab.json"),
+        merges=str(folder / "merges.txt"),
+        bos_token="</s>",
+        eos_token="</s>",
+        unk_token="</s>",
+        pad_token="<pad>",
     )
     expected = oracle(store.SENTENCE, add_special_tokens=False).input_ids
     if form == "tokenizer.json":

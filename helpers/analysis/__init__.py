@@ -1,10 +1,7 @@
-"""Ratios, bottlenecks, classes and the worded answers, from points alone: nothing here starts a run."""
+"""Ratios, bottlenecks, classes and worded answers from figures alone: nothing here starts a run."""
 
-from helpers.analysis.batch_size import q2
-from helpers.analysis.disk_io import q4
-from helpers.analysis.disk_readers import disk_readers
-from helpers.analysis.disk_reads import disk_reads, disk_reads_markdown
-from helpers.analysis.offload_sweep import q1
-from helpers.analysis.weight_compression import q3
+from helpers.analysis import batch_size, disk_io, disk_readers, disk_reads, offload_sweep, weight_compression
 
-__all__ = ["disk_readers", "disk_reads", "disk_reads_markdown", "q1", "q2", "q3", "q4"]
+__all__ = ["batch_size", "disk_io", "disk_readers", "disk_reads", "offload_sweep", "weight_compression"]
+
+BY_QUESTION = {"q1": offload_sweep, "q2": batch_size, "q3": weight_compression, "q4": disk_io}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from helpers import models
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -80,14 +80,17 @@ class BatchSize(Answer):
     growth: Growth | None
 
 
-def q2(points: Iterable[Point], gpu_mem_gib: float | None = None) -> BatchSize:
+def analyze(points: Iterable[Run], gpu_mem_gib: float | None = None) -> BatchSize:
     """The answer to question 2. `gpu_mem_gib` is the GPU's capacity, where the points do not hold it."""
     rows = homework_rows(points)
     batches = [rows.done(row_id) for row_id in BATCHES]
     steps = tuple(_step(a, b) for a, b in itertools.pairwise(batches) if throughput(a) and throughput(b))
     growth = _growth(rows, gpu_mem_gib)
     return BatchSize(
-        question="q2", gaps=gaps(rows, QUESTIONS["q2"]), steps=steps, growth=growth,
+        question="q2",
+        gaps=gaps(rows, QUESTIONS["q2"]),
+        steps=steps,
+        growth=growth,
         parts=(
             Part("How do the measured ratios compare with the ideal?", _scaling(rows, steps)),
             Part("Can the batch be scaled indefinitely?", _limits(rows, growth)),
@@ -95,9 +98,11 @@ def q2(points: Iterable[Point], gpu_mem_gib: float | None = None) -> BatchSize:
     )
 
 
-def _step(a: Point, b: Point) -> BatchStep:
+def _step(a: Run, b: Run) -> BatchStep:
     return BatchStep(
-        a.workload.gpu_batch_size, b.workload.gpu_batch_size, ratio(throughput(b), throughput(a)),
+        a.workload.gpu_batch_size,
+        b.workload.gpu_batch_size,
+        ratio(throughput(b), throughput(a)),
         ratio(latency(b), latency(a)),
     )
 
@@ -130,16 +135,23 @@ def _scaling(rows: Rows, steps: tuple[BatchStep, ...]) -> str:
     sentences = [
         listed(f"{step.name} = {times(step.ratio)}" for step in steps)
         + f", against the ideal {listed(dict.fromkeys(f'{step.ideal:g}' for step in steps))}: "
-        + "; ".join(_verdict(step) for step in steps) + "."
+        + "; ".join(_verdict(step) for step in steps)
+        + "."
     ]
     sentences.append(
-        "Wall time: " + listed(
+        "Wall time: "
+        + listed(
             f"batch {p.workload.gpu_batch_size} {seconds(latency(p).value, 5)}"
-            for row_id in BATCHES if latency(p := rows.done(row_id))
-        ) + " (" + listed(
+            for row_id in BATCHES
+            if latency(p := rows.done(row_id))
+        )
+        + " ("
+        + listed(
             f"{step.name} {'+' if step.wall_time_ratio.value >= 1 else '−'}"
-            f"{percent(abs(step.wall_time_ratio.value - 1))}" for step in steps
-        ) + ")."
+            f"{percent(abs(step.wall_time_ratio.value - 1))}"
+            for step in steps
+        )
+        + ")."
     )
     first = next(p for row_id in BATCHES if throughput(p := rows.done(row_id)))
     per_pass = first.placement.host_to_device_bytes_per_pass
@@ -160,8 +172,11 @@ def _scaling(rows: Rows, steps: tuple[BatchStep, ...]) -> str:
         sentences.append(
             f"{fixed}, so if that were all, wall time would stay and the ratio be the ideal one. The wall time grew: "
             "something that grows with the batch (computing, the KV cache) is no longer hidden behind the weights"
-            + ("." if any(step.wall_time_ratio.repeated for step in steps) else
-               ", or the machine was busier: each batch was measured once.")
+            + (
+                "."
+                if any(step.wall_time_ratio.repeated for step in steps)
+                else ", or the machine was busier: each batch was measured once."
+            )
         )
         sentences += _computing(rows)
     return " ".join(sentences)
@@ -172,8 +187,10 @@ def _verdict(step: BatchStep) -> str:
     if step.ratio.repeated and step.ratio.low <= step.ideal <= step.ratio.high:
         return f"{step.name} is the ideal, within the range of its repeats"
     if share > 2 - SCALES_FROM:
-        return (f"{step.name} is {percent(share)} of the ideal, more than the batch can explain: the wall time fell, "
-                "so the later run met other conditions")
+        return (
+            f"{step.name} is {percent(share)} of the ideal, more than the batch can explain: the wall time fell, "
+            "so the later run met other conditions"
+        )
     if share >= SCALES_FROM:
         return f"{step.name} is {percent(share)} of it, as good as ideal"
     if not step.ratio.exceeds(Value.of(1.0)):
@@ -196,9 +213,12 @@ def _computing(rows: Rows) -> list[str]:
     ]
 
 
-def _settings(point: Point) -> RunSettings:
+def _settings(point: Run) -> RunSettings:
     return RunSettings(
-        model=point.model, split=point.split, workload=point.workload, device="cuda",
+        model=point.model,
+        split=point.split,
+        workload=point.workload,
+        device="cuda",
         compress_weight=point.compress_weight,
     )
 
@@ -210,8 +230,10 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
     known = [point for row_id in BATCHES if (point := rows.done(row_id)) and point.peak_gpu_mem_gib is not None]
     words = []
     if growth.gib_per_sequence is None:
-        words.append("No. How memory grows with the batch is not known: two peaks are needed. The KV cache alone takes "
-                     f"{plain(kv_mib)} MiB for each sequence.")
+        words.append(
+            "No. How memory grows with the batch is not known: two peaks are needed. The KV cache alone takes "
+            f"{plain(kv_mib)} MiB for each sequence."
+        )
     elif growth.gib_per_sequence <= 0:
         words.append(
             f"In these figures the peak does not grow with the batch ({_peaks(known)}), although the KV cache alone "
@@ -222,23 +244,33 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
         mib = growth.gib_per_sequence * 1024
         words.append(f"No. The peak grows with the batch ({_peaks(known)}), by {plain(mib)} MiB for each sequence.")
         if mib > kv_mib:
-            words.append(f"{plain(kv_mib)} MiB of that is the sequence's fp16 KV cache, which stays on the GPU "
-                         "here; the rest is activations and other buffers of the batch.")
+            words.append(
+                f"{plain(kv_mib)} MiB of that is the sequence's fp16 KV cache, which stays on the GPU "
+                "here; the rest is activations and other buffers of the batch."
+            )
         else:
-            words.append(f"A sequence's fp16 KV cache takes {plain(kv_mib)} MiB: the smaller batches' peaks still hold "
-                         "something that does not grow.")
+            words.append(
+                f"A sequence's fp16 KV cache takes {plain(kv_mib)} MiB: the smaller batches' peaks still hold "
+                "something that does not grow."
+            )
     if growth.largest_batch is not None:
         last = known[-1] if known else None
         if last is None or last.peak_gpu_mem_gib <= growth.gpu_mem_gib:
-            words.append(f"By the memory model, which follows FlexGen's allocations, {plain(growth.gpu_mem_gib)} GiB "
-                         f"of GPU memory hold a batch of {growth.largest_batch:,}, if nothing else takes any; beyond "
-                         "it the run ends out of memory.")
+            words.append(
+                f"By the memory model, which follows FlexGen's allocations, {plain(growth.gpu_mem_gib)} GiB "
+                f"of GPU memory hold a batch of {growth.largest_batch:,}, if nothing else takes any; beyond "
+                "it the run ends out of memory."
+            )
         else:
-            words.append(f"The stated {plain(growth.gpu_mem_gib)} GiB of GPU memory are less than the peak of "
-                         f"batch {last.workload.gpu_batch_size} itself, so that capacity is not this run's.")
+            words.append(
+                f"The stated {plain(growth.gpu_mem_gib)} GiB of GPU memory are less than the peak of "
+                f"batch {last.workload.gpu_batch_size} itself, so that capacity is not this run's."
+            )
     elif growth.gpu_mem_gib is None:
-        words.append("The GPU's capacity is not given, so the batch at which it is full cannot be worked out; that it "
-                     "ends there, out of memory, is certain.")
+        words.append(
+            "The GPU's capacity is not given, so the batch at which it is full cannot be worked out; that it "
+            "ends there, out of memory, is certain."
+        )
     if growth.compute_overtakes_at is not None:
         words.append(
             f"Throughput stops growing too, where computing takes as long as bringing the weights: at a batch of "
@@ -247,13 +279,18 @@ def _limits(rows: Rows, growth: Growth | None) -> str:
             "too, do not grow."
         )
         if growth.largest_batch is not None:
-            words.append("Memory is the limit that is met first." if growth.largest_batch < growth.compute_overtakes_at
-                         else "Whether memory or computing is met first, these figures do not say.")
+            words.append(
+                "Memory is the limit that is met first."
+                if growth.largest_batch < growth.compute_overtakes_at
+                else "Whether memory or computing is met first, these figures do not say."
+            )
     elif throughput(rows.done("q1-1")) is None:
-        words.append("At which batch computing would take as long as bringing the weights cannot be worked out without "
-                     "the run with 100 % on the GPU (`python -m helpers run q1`).")
+        words.append(
+            "At which batch computing would take as long as bringing the weights cannot be worked out without "
+            "the run with 100 % on the GPU (`python -m helpers run q1`)."
+        )
     return " ".join(words)
 
 
-def _peaks(known: list[Point]) -> str:
+def _peaks(known: list[Run]) -> str:
     return listed(f"batch {p.workload.gpu_batch_size}: {gib(p.peak_gpu_mem_gib)} GiB" for p in known)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     CLOSE_WITHIN,
     EMULATED,
@@ -45,7 +45,9 @@ SAME_COMPUTE = 1.25
 WITHIN = f"{100 * (SAME_COMPUTE - 1):.0f} %"
 
 CLASS_NAMES = {
-    "A": "A, sequential reads in large blocks", "B": "B, random reads in small blocks", "C": "C, page cache hits",
+    "A": "A, sequential reads in large blocks",
+    "B": "B, random reads in small blocks",
+    "C": "C, page cache hits",
 }
 
 
@@ -124,7 +126,7 @@ class DiskIO(Answer):
         return self.disk.compute_s / self.gpu.compute_s
 
 
-def q4(points: Iterable[Point], disk_kb_s: float | None = None) -> DiskIO:
+def analyze(points: Iterable[Run], disk_kb_s: float | None = None) -> DiskIO:
     """The answer to question 4. `disk_kb_s` is what the disk can give (KiB/s), where it was measured apart."""
     rows = homework_rows(points)
     classes = tuple(
@@ -133,8 +135,12 @@ def q4(points: Iterable[Point], disk_kb_s: float | None = None) -> DiskIO:
         if (point := rows.done(row_id)) and (row_id == "q1-5" or point is not rows.done("q1-5"))
     )
     answer = DiskIO(
-        question="q4", gaps=gaps(rows, QUESTIONS["q4"]), classes=classes, parts=(),
-        gpu=_breakdown(rows.done("q4-breakdown-gpu")), disk=_breakdown(rows.done("q4-breakdown-disk")),
+        question="q4",
+        gaps=gaps(rows, QUESTIONS["q4"]),
+        classes=classes,
+        parts=(),
+        gpu=_breakdown(rows.done("q4-breakdown-gpu")),
+        disk=_breakdown(rows.done("q4-breakdown-disk")),
     )
     parts = (
         Part("Part 1: how is the disk read?", _part_1(classes)),
@@ -142,21 +148,19 @@ def q4(points: Iterable[Point], disk_kb_s: float | None = None) -> DiskIO:
         Part("(a) compute_layer_decoding, baseline against disk", _compute(answer)),
         Part("(b) load_weight, baseline against disk", _load(rows, answer)),
     )
-    return DiskIO(
-        question="q4", gaps=answer.gaps, classes=classes, parts=parts, gpu=answer.gpu, disk=answer.disk
-    )
+    return DiskIO(question="q4", gaps=answer.gaps, classes=classes, parts=parts, gpu=answer.gpu, disk=answer.disk)
 
 
 # ---- part 1 ---------------------------------------------------------------------------------------------------------
 
 
-def _classify(row_id: str, label: str, point: Point, rows: Rows, disk_kb_s: float | None) -> DiskClass:
+def _classify(row_id: str, label: str, point: Run, rows: Rows, disk_kb_s: float | None) -> DiskClass:
     reads = of_point(label, point, rows)
     by_rule, why = _by_rule(point, reads, disk_kb_s)
     return DiskClass(row_id, label, by_rule, why, reads)
 
 
-def _by_rule(point: Point, reads: DiskReads | None, disk_kb_s: float | None) -> tuple[str, str]:
+def _by_rule(point: Run, reads: DiskReads | None, disk_kb_s: float | None) -> tuple[str, str]:
     requests, read_kb, request_kb = point.disk_r_s_peak, point.disk_rkb_s_peak, point.disk_rareq_kb_peak
     if requests is None and read_kb is None and request_kb is None:
         note = f" ({in_line('; '.join(point.notes))})" if point.notes else ""
@@ -178,8 +182,10 @@ def _by_rule(point: Point, reads: DiskReads | None, disk_kb_s: float | None) -> 
     if request_kb <= ABOUT_4_KB and read_kb is not None:
         limit, what = _what_the_disk_gives(reads, disk_kb_s)
         if limit is not None and read_kb < MUCH_LOWER * limit:
-            return "C", (f"{size_words}, about one page, and rkB/s peaks at {plain(read_kb, 4)}, much lower "
-                         f"than {what}: most reads do not reach the disk")
+            return "C", (
+                f"{size_words}, about one page, and rkB/s peaks at {plain(read_kb, 4)}, much lower "
+                f"than {what}: most reads do not reach the disk"
+            )
     if requests is not None and requests >= HIGH_REQUESTS_PER_S:
         return "B", f"{small} with {plain(requests, 4)} r/s: each request stands alone, the kernel could not join them"
     seen = "r/s is not known" if requests is None else f"r/s peaks at only {plain(requests, 4)}"
@@ -216,8 +222,10 @@ def _class_in_words(found: DiskClass) -> str:
         words += (
             f" Here the two disagree: the rule says reads reach the disk, by the bytes {share} reads did. The "
             "peak tells "
-            "the size of those requests that reached the disk, not how many did." if found.by_rule in "AB" else
-            " Here the two disagree: the rule says page cache, by the bytes the disk gave the reads, in small requests."
+            "the size of those requests that reached the disk, not how many did."
+            if found.by_rule in "AB"
+            else " Here the two disagree: the rule says page cache, by the bytes the disk gave the reads, "
+            "in small requests."
         )
     elif found.by_rule in "AB" and reads.share_from_disk is None and reads.least_from_page_cache:
         words += " So the class holds for the requests that reached the disk, and they were not all."
@@ -227,11 +235,15 @@ def _class_in_words(found: DiskClass) -> str:
 # ---- part 2 ---------------------------------------------------------------------------------------------------------
 
 
-def _breakdown(point: Point | None) -> Breakdown | None:
+def _breakdown(point: Run | None) -> Breakdown | None:
     if point is None or point.load_weight_s is None or point.compute_layer_decoding_s is None:
         return None
-    return Breakdown(point.load_weight_s, point.compute_layer_decoding_s, point.compute_layer_decoding_s_median,
-                     point.load_weight_s_median)
+    return Breakdown(
+        point.load_weight_s,
+        point.compute_layer_decoding_s,
+        point.compute_layer_decoding_s_median,
+        point.load_weight_s_median,
+    )
 
 
 def _without(answer: DiskIO) -> str | None:
@@ -247,11 +259,15 @@ def _part_2(rows: Rows, answer: DiskIO) -> str:
             continue
         by_mean, by_median = found.load_over_compute, found.load_over_compute_by_median
         ratio = "" if by_mean is None else f" = {times(by_mean)}"
-        words.append(f"{name}: load / compute = {seconds(found.load_weight_s)} / {seconds(found.compute_s)}{ratio}"
-                     + (" by the means that FlexGen prints." if by_median is not None else "."))
+        words.append(
+            f"{name}: load / compute = {seconds(found.load_weight_s)} / {seconds(found.compute_s)}{ratio}"
+            + (" by the means that FlexGen prints." if by_median is not None else ".")
+        )
         if by_median is not None:
-            words.append(f"By the medians {seconds(found.load_weight_s_median)} / {seconds(found.compute_s_median)} = "
-                         f"{times(by_median)}.")
+            words.append(
+                f"By the medians {seconds(found.load_weight_s_median)} / {seconds(found.compute_s_median)} = "
+                f"{times(by_median)}."
+            )
         usual = by_median if by_median is not None else by_mean
         if usual is not None:
             longer = "load_weight" if usual > 1 else "computing"
@@ -288,11 +304,17 @@ def _against_the_pass(rows: Rows, disk: Breakdown) -> list[str]:
     expected, measured = layers * disk.load_weight_s, whole.value / point.passes
     same = Value.of(expected).is_close_to(Value.of(measured))
     cache = "" if point.kind == EMULATED else ", or the page cache was in another state"
-    verdict = (f"loading weights takes as long as the pass, to within {100 * CLOSE_WITHIN:.0f} %" if same else
-               f"copies and computing overlap there{cache}" if expected > measured else
-               f"something besides loading weights takes time there{cache}")
-    return [f"{layers} layers of {seconds(disk.load_weight_s)} are {seconds(expected)}, against "
-            f"{seconds(measured)} for a pass of the undisturbed run: {verdict}."]
+    verdict = (
+        f"loading weights takes as long as the pass, to within {100 * CLOSE_WITHIN:.0f} %"
+        if same
+        else f"copies and computing overlap there{cache}"
+        if expected > measured
+        else f"something besides loading weights takes time there{cache}"
+    )
+    return [
+        f"{layers} layers of {seconds(disk.load_weight_s)} are {seconds(expected)}, against "
+        f"{seconds(measured)} for a pass of the undisturbed run: {verdict}."
+    ]
 
 
 def _compute(answer: DiskIO) -> str:
@@ -305,25 +327,35 @@ def _compute(answer: DiskIO) -> str:
     words = f"{seconds(before)} against {seconds(after)}, {plain(change)} times"
     by_median = answer.compute_median_ratio
     if by_median is not None:
-        words += (f" (by the medians {seconds(answer.gpu.compute_s_median)} against "
-                  f"{seconds(answer.disk.compute_s_median)}, {plain(by_median)} times)")
+        words += (
+            f" (by the medians {seconds(answer.gpu.compute_s_median)} against "
+            f"{seconds(answer.disk.compute_s_median)}, {plain(by_median)} times)"
+        )
     others = "threads that copy on the same cores, others who use them, other clocks"
     if _is_same(change) and not answer.compute_is_the_same:
-        return (f"{words}: the means are the same to within {WITHIN}, the medians are not. A few slow calls weigh more "
-                "in the means than what the usual layer-step differs by. The amount to compute is the same; the timer "
-                f"must hold something besides ({others}).")
+        return (
+            f"{words}: the means are the same to within {WITHIN}, the medians are not. A few slow calls weigh more "
+            "in the means than what the usual layer-step differs by. The amount to compute is the same; the timer "
+            f"must hold something besides ({others})."
+        )
     if _is_same(change):
-        return (f"{words}: the same to within {WITHIN}. Offloading changes where the weights are kept, not what is "
-                "computed with them: the layer works on the same numbers once they have arrived.")
+        return (
+            f"{words}: the same to within {WITHIN}. Offloading changes where the weights are kept, not what is "
+            "computed with them: the layer works on the same numbers once they have arrived."
+        )
     if answer.compute_is_the_same:
-        return (f"{words}: the means differ, the medians are the same to within {WITHIN}. A few slow calls, a cold "
-                "first one among them, move the mean; offloading does not change what is computed.")
+        return (
+            f"{words}: the means differ, the medians are the same to within {WITHIN}. A few slow calls, a cold "
+            "first one among them, move the mean; offloading does not change what is computed."
+        )
     slow_calls = by_median is None or any(
         _moved(found.compute_s, found.compute_s_median) for found in (answer.gpu, answer.disk)
     )
     causes = f"cold first calls, {others}" if slow_calls else others
-    return (f"{words}: not the same, although what is computed is. The timer must hold something besides computing "
-            f"({causes}).")
+    return (
+        f"{words}: not the same, although what is computed is. The timer must hold something besides computing "
+        f"({causes})."
+    )
 
 
 def _load(rows: Rows, answer: DiskIO) -> str:
@@ -336,8 +368,10 @@ def _load(rows: Rows, answer: DiskIO) -> str:
     words = f"{seconds(before)} against {seconds(after)}: about {plain(change, 2)}x, "
     words += f"{orders(change)}." if change >= FAR else "less than an order of magnitude."
     if change >= FAR:
-        words += (" With the weights on the GPU load_weight has nothing to move; from disk each layer comes "
-                  "through CPU memory and over PCIe before it can be used.")
+        words += (
+            " With the weights on the GPU load_weight has nothing to move; from disk each layer comes "
+            "through CPU memory and over PCIe before it can be used."
+        )
         if answer.compute_is_the_same:
             words += " Together with (a): offloading changes the path of the data and its cost, not the computing."
     else:

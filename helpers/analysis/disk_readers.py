@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     EMULATED,
     SAME_WITHIN,
@@ -38,7 +38,7 @@ class ReaderRun:
     """The cold run of one reader, failed or not; `reads` is None where it has no figures."""
 
     row: Row
-    point: Point
+    point: Run
     reads: DiskReads | None
 
     @property
@@ -75,7 +75,7 @@ class DiskReaders(Answer):
         return ratio(*(self.runs[row.id].throughput if row.id in self.runs else None for row in (DIRECT, STOCK)))
 
 
-def disk_readers(points: Iterable[Point]) -> DiskReaders:
+def analyze(points: Iterable[Run]) -> DiskReaders:
     """FlexGen's reader and the direct one, from the cold runs with all weights on disk."""
     rows = homework_rows(points)
     found = {row.id: _run(row, rows) for row in (STOCK, DIRECT) if row.id in rows.by_id | rows.extras}
@@ -102,8 +102,12 @@ def _in_words(answer: DiskReaders) -> str:
     if stock is None or stock.throughput is None:
         why = " is not there" if stock is None else f" has no figures{_why(stock)}"
         return f"The same run with FlexGen's own reader{why}: there is nothing to compare the direct one with.{notes}"
-    return " ".join(filter(None, (_compared(answer, direct, stock), _disk_rates(direct, stock),
-                                  _not_alike(direct, stock)))) + notes
+    return (
+        " ".join(
+            filter(None, (_compared(answer, direct, stock), _disk_rates(direct, stock), _not_alike(direct, stock)))
+        )
+        + notes
+    )
 
 
 def _why(run: ReaderRun) -> str:
@@ -117,8 +121,11 @@ def _compared(answer: DiskReaders, direct: ReaderRun, stock: ReaderRun) -> str:
         word = "faster" if here.value > there.value else "slower"
         return f"The direct reader is {word} than FlexGen's own: {figures}, {times(answer.ratio, 'x')}."
     apart = here.low > there.high or there.low > here.high
-    within = "a difference within the range of the repeats" if not apart and (here.repeated or there.repeated) else \
-        f"at most {100 * SAME_WITHIN:g} % apart"
+    within = (
+        "a difference within the range of the repeats"
+        if not apart and (here.repeated or there.repeated)
+        else f"at most {100 * SAME_WITHIN:g} % apart"
+    )
     return f"The direct reader is no faster than FlexGen's own: {figures}, {within}."
 
 
@@ -132,10 +139,15 @@ def _disk_rates(direct: ReaderRun, stock: ReaderRun) -> str:
 def _not_alike(direct: ReaderRun, stock: ReaderRun) -> str:
     """What besides the reader differs, or hides a difference."""
     if direct.point.kind == EMULATED or stock.point.kind == EMULATED:
-        return (f"The emulation holds the disk tier to {rate(EMULATED_T4.disk_gb_s * 1e9)}, whichever reader reads: "
-                "this says nothing of a disk.")
-    cached = [f"{run.name} ({percent(run.reads.share_from_disk)} from the disk)" for run in (direct, stock)
-              if run.reads and run.reads.share_from_disk is not None and run.reads.partly_cached]
+        return (
+            f"The emulation holds the disk tier to {rate(EMULATED_T4.disk_gb_s * 1e9)}, whichever reader reads: "
+            "this says nothing of a disk."
+        )
+    cached = [
+        f"{run.name} ({percent(run.reads.share_from_disk)} from the disk)"
+        for run in (direct, stock)
+        if run.reads and run.reads.share_from_disk is not None and run.reads.partly_cached
+    ]
     if cached:
         return f"But page cache gave part of the reads of {listed(cached)}, so the two are not alike."
     return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import EMULATED, latency, listed, percent, rate, size
 from helpers.homework import QUESTIONS, Row
 
@@ -79,7 +79,7 @@ class DiskReads:
         return words + "; what the disk gave is not known."
 
 
-def of_point(label: str, point: Point, rows: Rows) -> DiskReads | None:
+def of_point(label: str, point: Run, rows: Rows) -> DiskReads | None:
     """The reads of a run that has weights on disk, or None. The disk's rate is the run's own peak, else
     the highest of the campaign's."""
     per_pass = point.placement.disk_bytes_per_pass
@@ -91,13 +91,18 @@ def of_point(label: str, point: Point, rows: Rows) -> DiskReads | None:
     seen = [p.disk_rkb_s_peak for p in rows.by_id.values() if p.disk_rkb_s_peak]
     best = own if own is not None else max(seen, default=None)
     return DiskReads(
-        label, point.run_id, needed, needed / time.value if time else None,
-        None if best is None else best * IOSTAT_KB, own is not None, point.bytes_from_disk,
+        label,
+        point.run_id,
+        needed,
+        needed / time.value if time else None,
+        None if best is None else best * IOSTAT_KB,
+        own is not None,
+        point.bytes_from_disk,
         paced=point.kind == EMULATED,
     )
 
 
-def disk_reads(points: Iterable[Point]) -> tuple[DiskReads, ...]:
+def analyze(points: Iterable[Run]) -> tuple[DiskReads, ...]:
     """The reads of every homework row with weights on disk, in the homework's order; runs that FlexGen
     projected are left out, their wall time was not measured."""
     rows = homework_rows(points)
@@ -119,9 +124,9 @@ def _label(row: Row) -> str:
     return label.replace(", ", " (") + ")" * label.count(", ")
 
 
-def disk_reads_markdown(points: Iterable[Point]) -> str:
+def markdown(points: Iterable[Run]) -> str:
     """Which runs read more than the disk can have given, in words."""
-    reads = [r for r in disk_reads(points) if r.verdict != "unknown"]
+    reads = [r for r in analyze(points) if r.verdict != "unknown"]
     if not reads:
         return "What the disk gave is not known for any run, so nothing is said about the page cache.\n"
     cached = [r for r in reads if r.partly_cached]
@@ -135,8 +140,8 @@ def disk_reads_markdown(points: Iterable[Point]) -> str:
         )
         words += (
             ". It makes no difference to these times: the emulation paces the disk tier, whatever gives the bytes."
-            if all(r.paced for r in cached) else
-            ": a ratio with such a run on one side also holds the difference between page cache and disk."
+            if all(r.paced for r in cached)
+            else ": a ratio with such a run on one side also holds the difference between page cache and disk."
         )
     else:
         words += "No run needed more than the disk gave."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from helpers.analysis.runs import Point, other_options
+from helpers.analysis.runs import Run, other_options
 from helpers.homework import EXTRAS, QUESTIONS, Row
 from helpers.settings import OffloadSplit, RunSettings
 
@@ -14,7 +14,7 @@ def _homework_rows() -> dict[Row, None]:
     return {row: None for rows in QUESTIONS.values() for row in rows}
 
 
-def _identity(run: Row | Point | RunSettings) -> tuple:
+def _identity(run: Row | Run | RunSettings) -> tuple:
     """What makes a run a row of the homework, or not; the page cache apart."""
     if isinstance(run, Row):
         return OffloadSplit.parse(run.percent).percent, run.gpu_batch_size, run.compress_weight, run.debug_mode
@@ -27,15 +27,16 @@ _ROWS_BY_IDENTITY = {
 }
 
 
-def _extra(run: Point | RunSettings) -> Row | None:
+def _extra(run: Run | RunSettings) -> Row | None:
     """The extra that a run is, or None: beside what makes a row, page cache and options are those of the extra."""
-    options = run.other_options if isinstance(run, Point) else other_options(run)
+    options = run.other_options if isinstance(run, Run) else other_options(run)
     return _EXTRAS.get((_identity(run), run.page_cache, options))
 
 
 _EXTRAS = {
     (_identity(row), row.page_cache, f"--disk-reader {row.disk_reader}"): row
-    for rows in EXTRAS.values() for row in rows
+    for rows in EXTRAS.values()
+    for row in rows
 }
 
 
@@ -44,38 +45,43 @@ class Rows:
     """The homework's rows as far as the figures have them, by row id; failed runs among them. `extras`: the runs
     beside them that the homework does not ask for."""
 
-    by_id: dict[str, Point]
+    by_id: dict[str, Run]
     notes: tuple[str, ...] = ()
-    extras: dict[str, Point] = field(default_factory=dict)
+    extras: dict[str, Run] = field(default_factory=dict)
 
-    def done(self, row_id: str) -> Point | None:
+    def done(self, row_id: str) -> Run | None:
         """The point that has figures for a row or an extra, or None."""
         point = self.by_id.get(row_id) or self.extras.get(row_id)
         return point if point is not None and point.status == "done" else None
 
     @property
-    def first(self) -> Point | None:
+    def first(self) -> Run | None:
         return next(iter(self.by_id.values()), None)
 
 
-def campaigns(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
+def campaigns(points: Iterable[Run]) -> tuple[tuple[Run, ...], ...]:
     """Points that may be compared: one source, one model (a folder may get another), one prompt and generation
     length, same options."""
-    groups: dict[tuple, list[Point]] = {}
+    groups: dict[tuple, list[Run]] = {}
     for point in points:
         groups.setdefault((*_same_work(point), point.other_options), []).append(point)
     return tuple(map(tuple, groups.values()))
 
 
-def _same_work(point: Point) -> tuple:
+def _same_work(point: Run) -> tuple:
     work = point.workload
     return (
-        point.source, point.kind == "predicted", point.model, point.model_shape, work.prompt_len, work.gen_len,
+        point.source,
+        point.kind == "predicted",
+        point.model,
+        point.model_shape,
+        work.prompt_len,
+        work.gen_len,
         work.num_gpu_batches,
     )
 
 
-def _unlike(other: Point, point: Point) -> str:
+def _unlike(other: Run, point: Run) -> str:
     """In what another campaign differs, seen from this one."""
     work, shape = other.workload, other.model_shape
     layers = f"when it had {shape.num_layers} layers, {shape.hidden_size} wide" if shape else ""
@@ -92,7 +98,7 @@ def _unlike(other: Point, point: Point) -> str:
     return ", ".join(words for theirs, ours, words in differ if theirs != ours and words)
 
 
-def homework_rows(points: Iterable[Point]) -> Rows:
+def homework_rows(points: Iterable[Run]) -> Rows:
     """Which point is which row of the homework, matched by what it is, never by its run_id.
 
     Of several campaigns the one with the most rows is taken; of two points for one row the later one
@@ -116,9 +122,9 @@ def homework_rows(points: Iterable[Point]) -> Rows:
     return Rows(best.by_id, notes, _beside(best.first, extras))
 
 
-def _beside(first: Point, extras: Iterable[Point]) -> dict[str, Point]:
+def _beside(first: Run, extras: Iterable[Run]) -> dict[str, Run]:
     """The extras that may be compared with a campaign, by row id; of two for one the later one that is done."""
-    found: dict[str, Point] = {}
+    found: dict[str, Run] = {}
     for point in extras:
         row_id = _extra(point).id
         if first.other_options or _same_work(point) != _same_work(first):
@@ -128,14 +134,14 @@ def _beside(first: Point, extras: Iterable[Point]) -> dict[str, Point]:
     return found
 
 
-def names(points: Sequence[Point]) -> list[str]:
+def names(points: Sequence[Run]) -> list[str]:
     """What to call each point: its id if it is a row of the homework or was named by a person, else in words."""
     rows = homework_rows(points)
     used = [*rows.by_id.values(), *rows.extras.values()]
     return [point.run_id if point.kind == "quoted" or point in used else point.in_words for point in points]
 
 
-def _match(group: Sequence[Point]) -> Rows:
+def _match(group: Sequence[Run]) -> Rows:
     cold = [p for p in group if p.page_cache == "cold"]
     natural = [p for p in group if p.page_cache != "cold"]
     # One page cache for the whole homework, so that its rows can be compared: the one with more rows.
@@ -151,10 +157,10 @@ def _match(group: Sequence[Point]) -> Rows:
     return Rows({row_id: matched[row_id] for row_id in order if row_id in matched}, notes)
 
 
-def _by_row(group: Sequence[Point], rows: Iterable[Row] | None = None) -> tuple[dict[str, Point], tuple[str, ...]]:
+def _by_row(group: Sequence[Run], rows: Iterable[Row] | None = None) -> tuple[dict[str, Run], tuple[str, ...]]:
     if rows is None:
         rows = [row for row in _homework_rows() if row.page_cache is None]
-    by_identity: dict[tuple, list[Point]] = {}
+    by_identity: dict[tuple, list[Run]] = {}
     for point in group:
         by_identity.setdefault(_identity(point), []).append(point)
     matched, notes = {}, []

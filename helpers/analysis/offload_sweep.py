@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     FAR,
     Answer,
@@ -128,17 +128,22 @@ class OffloadSweep(Answer):
     terms: dict[str, Terms]
 
 
-def q1(points: Iterable[Point]) -> OffloadSweep:
+def analyze(points: Iterable[Run]) -> OffloadSweep:
     """The answer to question 1 from whichever of its five rows are there."""
     rows = homework_rows(points)
     rates = _rates(rows)
-    terms = {row.id: _terms(rows.done(row.id), rates, pass_time(rows.done("q1-1")))
-             for row in QUESTIONS["q1"] if rows.done(row.id)}
+    terms = {
+        row.id: _terms(rows.done(row.id), rates, pass_time(rows.done("q1-1")))
+        for row in QUESTIONS["q1"]
+        if rows.done(row.id)
+    }
     steps = tuple(_step(rows, before, after, rates, terms) for before, after in STEPS)
     parts = (
         Part("What each step adds, and what bounds the run after it", _what_bounds(rows, steps, rates, terms)),
-        Part("(a) Within a class: are the two PCIe ratios close, and the two disk ratios?",
-             _within_class(rows, steps, terms)),
+        Part(
+            "(a) Within a class: are the two PCIe ratios close, and the two disk ratios?",
+            _within_class(rows, steps, terms),
+        ),
         Part("(b) Within a pair: which ratio is larger, PCIe or disk?", _within_pair(steps, rates)),
     )
     return OffloadSweep(
@@ -168,7 +173,7 @@ def _rates(rows: Rows) -> Rates:
     return Rates(**found)
 
 
-def _terms(point: Point, rates: Rates, compute: Value | None) -> Terms:
+def _terms(point: Run, rates: Rates, compute: Value | None) -> Terms:
     placement = point.placement
 
     def part(count: int, bytes_per_s: float | None) -> float | None:
@@ -177,8 +182,10 @@ def _terms(point: Point, rates: Rates, compute: Value | None) -> Terms:
     copied, read = placement.host_to_device_bytes_per_pass, placement.disk_bytes_per_pass
     return Terms(
         compute.value if compute else None,
-        part(copied, rates.host_to_device), part(read, rates.disk),
-        part(copied, rates.host_to_device_most) or 0.0, part(read, rates.disk_most) or 0.0,
+        part(copied, rates.host_to_device),
+        part(read, rates.disk),
+        part(copied, rates.host_to_device_most) or 0.0,
+        part(read, rates.disk_most) or 0.0,
     )
 
 
@@ -198,7 +205,13 @@ def _step(rows: Rows, before: str, after: str, rates: Rates, terms: dict[str, Te
         if pass_time(a) and pass_time(b):
             slower = pass_time(b).value - pass_time(a).value
     return Step(
-        before, after, link, added, ratio(throughput(a), throughput(b)), slower, link_seconds,
+        before,
+        after,
+        link,
+        added,
+        ratio(throughput(a), throughput(b)),
+        slower,
+        link_seconds,
         terms[after].may_be_longest if after in terms else (),
     )
 
@@ -213,17 +226,23 @@ def _what_bounds(rows: Rows, steps: tuple[Step, ...], rates: Rates, terms: dict[
     if rates.host_to_device:
         moved = size(rows.done("q1-2").placement.host_to_device_bytes_per_pass)
         if rates.host_to_device_hidden:
-            words = (f"Setting (2) copies {moved} to the GPU in each pass and is not slower for it: the copies hide "
-                     f"behind computing, and PCIe gives at least {rate(rates.host_to_device, rates.digits)}.")
+            words = (
+                f"Setting (2) copies {moved} to the GPU in each pass and is not slower for it: the copies hide "
+                f"behind computing, and PCIe gives at least {rate(rates.host_to_device, rates.digits)}."
+            )
         elif rates.host_to_device_most:
-            words = (f"Setting (2) copies {moved} to the GPU in each pass: "
-                     f"{rate(rates.host_to_device, rates.digits)} if the copies overlap computing wholly (taken "
-                     "below, where a link's part is thus the longest that it can be), "
-                     f"{rate(rates.host_to_device_most, rates.digits)} if not at all.")
+            words = (
+                f"Setting (2) copies {moved} to the GPU in each pass: "
+                f"{rate(rates.host_to_device, rates.digits)} if the copies overlap computing wholly (taken "
+                "below, where a link's part is thus the longest that it can be), "
+                f"{rate(rates.host_to_device_most, rates.digits)} if not at all."
+            )
         else:
-            words = (f"Setting (2) copies {moved} to the GPU in each pass, at "
-                     f"{rate(rates.host_to_device, rates.digits)} or more (how much of the pass "
-                     "is computing is not known without setting (1)).")
+            words = (
+                f"Setting (2) copies {moved} to the GPU in each pass, at "
+                f"{rate(rates.host_to_device, rates.digits)} or more (how much of the pass "
+                "is computing is not known without setting (1))."
+            )
         paragraphs.append(words)
     if rates.disk:
         reads = of_point("Setting (5)", rows.done("q1-5"), rows)
@@ -251,8 +270,10 @@ def _bound(step: Step) -> str:
     words = where + f"{more}; a pass takes {seconds(step.seconds_added)} longer"
     if step.link_seconds is not None:
         if step.link_seconds < 0.5 * step.seconds_added:
-            words += (f", of which those bytes explain {seconds(step.link_seconds)} at the rate above: the step adds "
-                      f"{step.link}, but most of its time is something else")
+            words += (
+                f", of which those bytes explain {seconds(step.link_seconds)} at the rate above: the step adds "
+                f"{step.link}, but most of its time is something else"
+            )
         else:
             words += f", and those bytes take {seconds(step.link_seconds)} at the rate above"
     if not step.may_be_longest_after:
@@ -293,7 +314,13 @@ def _front_and_back(rows: Rows, terms: dict[str, Terms], link: str, front: Step,
 
 
 def _base_effect(
-    rows: Rows, terms: dict[str, Terms], costs: str, link: str, larger: Step, smaller: Step, bases: list[float],
+    rows: Rows,
+    terms: dict[str, Terms],
+    costs: str,
+    link: str,
+    larger: Step,
+    smaller: Step,
+    bases: list[float],
     front_is_larger: bool,
 ) -> str:
     base_larger, base_smaller = bases if front_is_larger else bases[::-1]
@@ -304,20 +331,29 @@ def _base_effect(
     if base_larger < base_smaller:
         shorter = f"{plain(base_smaller / base_larger, 2)} times shorter"
         if alike:
-            words = (f"The reason is the base: {costs}. That is about the same seconds, and {larger.name} starts from "
-                     f"a pass that is {shorter}.")
+            words = (
+                f"The reason is the base: {costs}. That is about the same seconds, and {larger.name} starts from "
+                f"a pass that is {shorter}."
+            )
         elif larger.seconds_added < smaller.seconds_added:
-            words = (f"The reason is the base: {costs}. {larger.name} adds fewer seconds, and yet, to a pass that is "
-                     f"{shorter}, more in proportion.")
+            words = (
+                f"The reason is the base: {costs}. {larger.name} adds fewer seconds, and yet, to a pass that is "
+                f"{shorter}, more in proportion."
+            )
         else:
             more = plain(larger.seconds_added / smaller.seconds_added, 2)
-            words = (f"There are two reasons: {costs}. {larger.name} starts from a pass that is {shorter}, and it adds "
-                     f"{more} times the seconds{_hidden(f': in {smaller.name} ', smaller, terms)}.")
+            words = (
+                f"There are two reasons: {costs}. {larger.name} starts from a pass that is {shorter}, and it adds "
+                f"{more} times the seconds{_hidden(f': in {smaller.name} ', smaller, terms)}."
+            )
     else:
-        words = (f"{costs}. {larger.name} adds {plain(larger.seconds_added / smaller.seconds_added, 2)} times the "
-                 "seconds, which outweighs its longer base.")
+        words = (
+            f"{costs}. {larger.name} adds {plain(larger.seconds_added / smaller.seconds_added, 2)} times the "
+            "seconds, which outweighs its longer base."
+        )
     cached_ids = [
-        row_id for row_id in sorted({smaller.before, smaller.after, larger.before, larger.after})
+        row_id
+        for row_id in sorted({smaller.before, smaller.after, larger.before, larger.after})
         if (reads := _reads(rows, row_id)) and reads.partly_cached
     ]
     cached = [number(row_id) for row_id in cached_ids]
@@ -325,8 +361,9 @@ def _base_effect(
         who = f"Setting {cached[0]} took reads" if len(cached) == 1 else f"Settings {listed(cached)} took reads"
         paced = all(_reads(rows, row_id).paced for row_id in cached_ids)
         words += f" {who} from the page cache (see below), " + (
-            "which makes no difference here: the emulation paces the disk tier." if paced else
-            "so what the figures say of the disk tier there is not the disk's alone."
+            "which makes no difference here: the emulation paces the disk tier."
+            if paced
+            else "so what the figures say of the disk tier there is not the disk's alone."
         )
     return words
 
@@ -338,8 +375,10 @@ def _hidden(lead: str, step: Step, terms: dict[str, Terms]) -> str:
         return ""
     what = "the copies over PCIe" if link == "PCIe" else "the disk tier's reads"
     behind = {**PARTS, "PCIe": "the copies over PCIe"}[after.longest]
-    return (f"{lead}{what}, {seconds(after.by_name[link])} at the rate above, hide behind {behind}, "
-            f"{seconds(after.by_name[after.longest])}, the longest part of the pass")
+    return (
+        f"{lead}{what}, {seconds(after.by_name[link])} at the rate above, hide behind {behind}, "
+        f"{seconds(after.by_name[after.longest])}, the longest part of the pass"
+    )
 
 
 def _reads(rows: Rows, row_id: str) -> DiskReads | None:
@@ -382,16 +421,23 @@ def _bandwidths(rates: Rates, disk_wins: list[bool]) -> str:
         gap = f", {orders(faster)}" if far else ", less than an order of magnitude"
         words += f": PCIe is {plain(faster, 2)} times as fast{gap}."
         if disk_wins and all(disk_wins):
-            words += (" The same share of the weights moved one tier down therefore costs far more from CPU to disk "
-                      "than from GPU to CPU." if far else
-                      " The same share of the weights moved one tier down costs more from CPU to disk than from GPU "
-                      "to CPU, but not by orders of magnitude.")
+            words += (
+                " The same share of the weights moved one tier down therefore costs far more from CPU to disk "
+                "than from GPU to CPU."
+                if far
+                else " The same share of the weights moved one tier down costs more from CPU to disk than from GPU "
+                "to CPU, but not by orders of magnitude."
+            )
         elif disk_wins:
-            words += (" That alone would make disk the larger in both pairs; where PCIe is the larger, its step "
-                      "starts from a shorter pass or holds something else besides the copies (see above).")
+            words += (
+                " That alone would make disk the larger in both pairs; where PCIe is the larger, its step "
+                "starts from a shorter pass or holds something else besides the copies (see above)."
+            )
     else:
-        words += (f": the disk tier is {plain(1 / faster, 2)} times as fast as the copies to the GPU, "
-                  "so on this machine its reads are not the slower link (page cache is memory, not disk).")
+        words += (
+            f": the disk tier is {plain(1 / faster, 2)} times as fast as the copies to the GPU, "
+            "so on this machine its reads are not the slower link (page cache is memory, not disk)."
+        )
     return words
 
 

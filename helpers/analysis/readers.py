@@ -12,13 +12,13 @@ from typing import Any
 
 from helpers import models, paths
 from helpers.analysis.matching import run_id
-from helpers.analysis.runs import Point, from_record
+from helpers.analysis.runs import Run, from_record
 from helpers.errors import Refused
 from helpers.results import Log
 from helpers.settings import OffloadSplit, Workload
 
 
-def read(path: str | Path) -> tuple[Point, ...]:
+def read(path: str | Path) -> tuple[Run, ...]:
     """The rows of a `.csv` of figures or of a `.jsonl` result log. Raises Refused."""
     path = Path(path)
     readers = {".csv": read_csv, ".jsonl": read_jsonl}
@@ -30,7 +30,7 @@ def read(path: str | Path) -> tuple[Point, ...]:
     return readers[path.suffix.lower()](path)
 
 
-def read_jsonl(path: str | Path) -> tuple[Point, ...]:
+def read_jsonl(path: str | Path) -> tuple[Run, ...]:
     """One point for each run of a result log: its last record that is done, else its last failure.
 
     Raises Refused if the log holds no readable record.
@@ -74,6 +74,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
         if text.lower() not in choices:
             raise ValueError
         return text.lower()
+
     return parse
 
 
@@ -108,7 +109,7 @@ _REQUIRED = ("model", "percent", "gpu_batch_size", "prompt_len", "gen_len")
 _WORKLOAD = ("gpu_batch_size", "num_gpu_batches", "prompt_len", "gen_len")
 
 
-def read_csv(path: str | Path) -> tuple[Point, ...]:
+def read_csv(path: str | Path) -> tuple[Run, ...]:
     """Figures that someone wrote down, one row a run, as points of kind "quoted".
 
     Needed columns: model, percent, gpu_batch_size, prompt_len, gen_len; every other column of
@@ -147,7 +148,7 @@ def _check_header(path: Path, header: list[str]) -> None:
             raise Refused(f"{path}, line 1: column {name!r} stands twice")
 
 
-def _csv_point(path: Path, source: str, line: int, header: list[str], cells: list[str]) -> Point:
+def _csv_point(path: Path, source: str, line: int, header: list[str], cells: list[str]) -> Run:
     if len(cells) != len(header):
         raise Refused(f"{path}, line {line}: {len(cells)} cells, the header has {len(header)}")
     fields: dict[str, Any] = {}
@@ -169,9 +170,14 @@ def _csv_point(path: Path, source: str, line: int, header: list[str], cells: lis
     try:
         workload = Workload(**{name: fields.pop(name) for name in _WORKLOAD if name in fields})
         status = fields.pop("status", None) or "done"
-        return Point(
-            run_id=fields.pop("run_id", f"line {line}"), kind="quoted", source=source,
-            split=fields.pop("percent"), workload=workload, status=status, **fields,
+        return Run(
+            run_id=fields.pop("run_id", f"line {line}"),
+            kind="quoted",
+            source=source,
+            split=fields.pop("percent"),
+            workload=workload,
+            status=status,
+            **fields,
         )
     except Refused as error:
         raise Refused(f"{path}, line {line}: {error}") from None

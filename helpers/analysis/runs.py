@@ -12,12 +12,10 @@ from helpers.placement import Placement, place
 from helpers.results import DiskSeries, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
 
-Kind = Literal[
-    "measured on CUDA", "measured on the emulated GPU", "projected by FlexGen", "predicted", "quoted"
-]
+Kind = Literal["measured on CUDA", "measured on the emulated GPU", "projected by FlexGen", "predicted", "quoted"]
 
 
-class Point(Frozen):
+class Run(Frozen):
     """One row of figures. None is "not known"; a failed run is a point with its reason and no figures.
 
     `wall_time_s` is prefill + decode of one generation; with repeats, figures are medians and
@@ -72,11 +70,19 @@ class Point(Frozen):
     def in_words(self) -> str:
         """What the run is; the model and the lengths of its workload apart."""
         shares = ((self.split.weights_gpu, "GPU"), (self.split.weights_cpu, "CPU"), (self.split.weights_disk, "disk"))
-        return ", ".join(filter(None, (
-            " + ".join(f"{share} % {tier}" for share, tier in shares if share),
-            f"batch {self.workload.gpu_batch_size}", "4-bit weights" if self.compress_weight else "",
-            self.debug_mode, "page cache dropped" if self.page_cache == "cold" else "", self.other_options,
-        )))
+        return ", ".join(
+            filter(
+                None,
+                (
+                    " + ".join(f"{share} % {tier}" for share, tier in shares if share),
+                    f"batch {self.workload.gpu_batch_size}",
+                    "4-bit weights" if self.compress_weight else "",
+                    self.debug_mode,
+                    "page cache dropped" if self.page_cache == "cold" else "",
+                    self.other_options,
+                ),
+            )
+        )
 
     @property
     def opt_model(self) -> OptModel:
@@ -111,12 +117,12 @@ class Point(Frozen):
         return None
 
 
-def from_sweep(sweep: Sweep) -> tuple[Point, ...]:
+def from_sweep(sweep: Sweep) -> tuple[Run, ...]:
     """The figures of a sweep, in its order."""
     return tuple(from_record(name, record) for name, record in sweep.records.items())
 
 
-def from_record(run_id: str, record: RunRecord) -> Point:
+def from_record(run_id: str, record: RunRecord) -> Run:
     """The figures of a record. Disk peaks are those inside the measured repeats."""
     settings = record.settings
     failed = record.status == "failed"
@@ -125,14 +131,25 @@ def from_record(run_id: str, record: RunRecord) -> Point:
     compute = [s for repeat in repeats for s in repeat.timers_s.get("compute_layer_decoding", ())]
     windows = tuple((repeat.started_s, repeat.ended_s) for repeat in repeats)
     disk = record.samples.disk
-    reason = "" if not failed else (
-        f"{record.failure.kind}: {record.failure.message}" if record.failure else "no reason recorded"
+    reason = (
+        ""
+        if not failed
+        else (f"{record.failure.kind}: {record.failure.message}" if record.failure else "no reason recorded")
     )
-    return Point(
-        run_id=run_id, kind=record.kind, source=record.machine.name, model=settings.model,
-        model_shape=record.model_shape, split=settings.split, workload=settings.workload,
-        compress_weight=settings.compress_weight, debug_mode=settings.debug_mode, page_cache=settings.page_cache,
-        other_options=other_options(settings), status=record.status, reason=reason,
+    return Run(
+        run_id=run_id,
+        kind=record.kind,
+        source=record.machine.name,
+        model=settings.model,
+        model_shape=record.model_shape,
+        split=settings.split,
+        workload=settings.workload,
+        compress_weight=settings.compress_weight,
+        debug_mode=settings.debug_mode,
+        page_cache=settings.page_cache,
+        other_options=other_options(settings),
+        status=record.status,
+        reason=reason,
         repeats=len(repeats) or None,
         wall_time_s=record.total_latency_s if repeats else None,
         wall_time_s_range=_range(r.total_latency_s for r in repeats),
@@ -148,9 +165,13 @@ def from_record(run_id: str, record: RunRecord) -> Point:
         **_disk_peaks(disk, repeats),
         bytes_from_disk=record.bytes_from_disk if repeats else None,
         bytes_expected_from_disk=record.bytes_expected_from_disk,
-        disk=disk, windows_s=windows,
-        gpu_mem_gib=record.machine.gpu_mem_gib, machine=record.machine, versions=record.versions,
-        command=record.command, notes=record.notes + record.samples.notes,
+        disk=disk,
+        windows_s=windows,
+        gpu_mem_gib=record.machine.gpu_mem_gib,
+        machine=record.machine,
+        versions=record.versions,
+        command=record.command,
+        notes=record.notes + record.samples.notes,
     )
 
 
@@ -163,8 +184,10 @@ def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str,
     """Peaks over the samples within a repeat, or, of a repeat too short to hold one, those that touch it: what was
     read before the run, by its own loading or by others, is not the run. A rate has been as high as its mean."""
     columns = {
-        "disk_r_s_peak": "reads_per_s", "disk_rkb_s_peak": "read_kib_per_s",
-        "disk_rareq_kb_peak": "request_kib", "disk_util_percent_peak": "util_percent",
+        "disk_r_s_peak": "reads_per_s",
+        "disk_rkb_s_peak": "read_kib_per_s",
+        "disk_rareq_kb_peak": "request_kib",
+        "disk_util_percent_peak": "util_percent",
     }
     if disk is None:
         return dict.fromkeys(columns)
@@ -177,8 +200,11 @@ def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str,
     for name, column in columns.items():
         values = [getattr(disk, column)[i] for i in inside]
         peaks[name] = max((v for v in values if v is not None), default=None)
-    means = [repeat.disk_read_bytes / 1024 / (repeat.ended_s - repeat.started_s) for repeat in repeats
-             if repeat.disk_read_bytes is not None and repeat.ended_s > repeat.started_s]
+    means = [
+        repeat.disk_read_bytes / 1024 / (repeat.ended_s - repeat.started_s)
+        for repeat in repeats
+        if repeat.disk_read_bytes is not None and repeat.ended_s > repeat.started_s
+    ]
     if peaks["disk_rkb_s_peak"] is not None:
         if not peaks["disk_rkb_s_peak"] and any(means):  # what was read fell between the samples within
             peaks = dict.fromkeys(peaks)

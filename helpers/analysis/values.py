@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helpers.analysis.matching import Rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.homework import Row
 
 # The emulation paces both links: where a read comes from makes no difference to its times.
@@ -68,7 +68,7 @@ def ratio(a: Value | None, b: Value | None) -> Value | None:
     return a.over(b) if a and b and b.value else None
 
 
-def throughput(point: Point | None) -> Value | None:
+def throughput(point: Run | None) -> Value | None:
     """Token/s of a point that has it."""
     if point is None:
         return None
@@ -79,14 +79,14 @@ def throughput(point: Point | None) -> Value | None:
     return None
 
 
-def latency(point: Point | None) -> Value | None:
+def latency(point: Run | None) -> Value | None:
     """Seconds of one generation of a point that has them."""
     if point is None or not point.latency_s:
         return None
     return Value.of(point.latency_s, point.wall_time_s_range)
 
 
-def pass_time(point: Point | None) -> Value | None:
+def pass_time(point: Run | None) -> Value | None:
     """Seconds of a forward pass (the prefill is one of them), from the throughput, so that it agrees with
     ratios of throughputs."""
     speed = throughput(point)
@@ -127,8 +127,9 @@ def gaps(rows: Rows, wanted: Sequence[Row]) -> tuple[str, ...]:
     for row in wanted:
         point = rows.by_id.get(row.id)
         if point is not None and point.status == "failed":
-            sentences.append(f"Failed: {row.label} ({in_line(point.reason or 'no reason given')}). "
-                             "What depends on it is left out.")
+            sentences.append(
+                f"Failed: {row.label} ({in_line(point.reason or 'no reason given')}). What depends on it is left out."
+            )
         if point is not None and point.figures_disagree:
             sentences.append(
                 f"{row.label}: {plain(point.wall_time_s)} s at {plain(point.total_throughput_tok_s)} token/s is "

@@ -111,7 +111,7 @@ def _parts(path: str, payload: int, destination: Any, flags: int) -> list[Part]:
     for offset, length in cut(header, payload):
         skip = max(header - offset, 0)
         first = offset + skip - header
-        parts.append(Part(path, flags, offset, length, skip, target[first: first + length - skip]))
+        parts.append(Part(path, flags, offset, length, skip, target[first : first + length - skip]))
     return parts
 
 
@@ -150,7 +150,7 @@ class PartQueue:
         buffer = self._free_buffer()
         read_part(part, buffer)
         self._reader.after_read(part.length)
-        part.destination.copy_(buffer[part.skip: part.length], non_blocking=True)
+        part.destination.copy_(buffer[part.skip : part.length], non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
         self._copying.append(copied)
@@ -177,7 +177,7 @@ def aligned_buffers(count: int, nbytes: int, pin: bool = True) -> list[Any]:
 
     memory = torch.empty(count * nbytes + ALIGNMENT, dtype=torch.uint8, pin_memory=pin)
     start = -memory.data_ptr() % ALIGNMENT
-    return [memory[start + i * nbytes: start + (i + 1) * nbytes] for i in range(count)]
+    return [memory[start + i * nbytes : start + (i + 1) * nbytes] for i in range(count)]
 
 
 def read_part(part: Part, buffer: Any) -> None:

@@ -208,9 +208,7 @@ def _listen(
     parent = os.getppid()
     while True:
         if time.monotonic() >= deadline_s:
-            outcome.failure = Failure(
-                kind="timeout", message=f"still in phase '{phase}' at its time limit; ended"
-            )
+            outcome.failure = Failure(kind="timeout", message=f"still in phase '{phase}' at its time limit; ended")
             return
         if "JPY_PARENT_PID" in os.environ and os.getppid() != parent:
             raise KeyboardInterrupt  # a notebook's kernel outlived the program that ran the notebook

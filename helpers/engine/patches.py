@@ -149,8 +149,8 @@ def load_weights_side_by_side(
     def init_all_weights(lm: Any) -> None:
         with ThreadPoolExecutor(LOADING_THREADS) as pool:
             loads = []
-            pytorch_backend.TorchTensor.load_from_np_file = (
-                lambda *which: loads.append(pool.submit(load_on_thread, *which))
+            pytorch_backend.TorchTensor.load_from_np_file = lambda *which: loads.append(
+                pool.submit(load_on_thread, *which)
             )
             try:
                 initialise(lm)
@@ -179,7 +179,7 @@ def pinned_side_by_side() -> AbstractContextManager:
                 buffer = function(*args, **kwargs | {"pin_memory": False})
             except RuntimeError:  # no such memory: then CUDA says so
                 return function(*args, **kwargs)
-            buffer.view(torch.uint8)[::mmap.PAGESIZE] = 0
+            buffer.view(torch.uint8)[:: mmap.PAGESIZE] = 0
             if not buffer.nbytes or int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)) == 0:
                 return buffer
             del buffer

@@ -202,9 +202,7 @@ def _pace_disk(pytorch_backend: Any, wait_for: Callable[[int], None]) -> None:
     pytorch_backend.map_to_torch_tensor = map_to_torch_tensor
 
 
-def _benchmark(
-    job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _CopyThreads, pipe: Connection
-) -> None:
+def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _CopyThreads, pipe: Connection) -> None:
     """FlexGen's `run_flexgen`: the same devices, policy, warm-up, window and peak statistic."""
     import torch
     from flexgen.opt_config import OptConfig
@@ -257,30 +255,45 @@ def _benchmark(
     read_after = disk_counter(job.disk_device), own_read_bytes()
     core.look()
     pipe.send(("core", core.fastest_loop_s))
-    pipe.send(("repeat", {
-        "started_s": started_s,
-        "ended_s": ended_s,
-        "pass_latencies_s": [float(cost) for cost in timers("generate").costs],
-        "peak_gpu_mem_gib": gpu.mem_stats()[1] / 2**30,
-        "disk_read_bytes": _difference(read_before[0], read_after[0]),
-        "own_read_bytes": _difference(read_before[1], read_after[1]),
-        "timers_s": _breakdown(timers) if settings.debug_mode == "breakdown" else {},
-        "core_speed": core.speed,
-    }))
+    pipe.send(
+        (
+            "repeat",
+            {
+                "started_s": started_s,
+                "ended_s": ended_s,
+                "pass_latencies_s": [float(cost) for cost in timers("generate").costs],
+                "peak_gpu_mem_gib": gpu.mem_stats()[1] / 2**30,
+                "disk_read_bytes": _difference(read_before[0], read_after[0]),
+                "own_read_bytes": _difference(read_before[1], read_after[1]),
+                "timers_s": _breakdown(timers) if settings.debug_mode == "breakdown" else {},
+                "core_speed": core.speed,
+            },
+        )
+    )
     phase("end")
-    pipe.send(("done", {
-        "generated_tokens": [] if settings.debug_mode else output_ids[:, work.prompt_len:].tolist(),
-        "bytes_by_tier": stored,
-        "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        "notes": copy_threads.reader.notes if copy_threads.reader else [],
-    }))
+    pipe.send(
+        (
+            "done",
+            {
+                "generated_tokens": [] if settings.debug_mode else output_ids[:, work.prompt_len :].tolist(),
+                "bytes_by_tier": stored,
+                "peak_gpu_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+                "notes": copy_threads.reader.notes if copy_threads.reader else [],
+            },
+        )
+    )
 
 
 def _opt_config(model: OptModel, config_type: Any) -> Any:
     return config_type(
-        name=model.name, num_hidden_layers=model.num_layers, max_seq_len=model.max_positions,
-        hidden_size=model.hidden_size, input_dim=model.hidden_size, n_head=model.num_heads,
-        ffn_embed_dim=4 * model.hidden_size, vocab_size=model.vocab_size,
+        name=model.name,
+        num_hidden_layers=model.num_layers,
+        max_seq_len=model.max_positions,
+        hidden_size=model.hidden_size,
+        input_dim=model.hidden_size,
+        n_head=model.num_heads,
+        ffn_embed_dim=4 * model.hidden_size,
+        vocab_size=model.vocab_size,
     )
 
 
@@ -288,9 +301,14 @@ def _policy(settings: RunSettings, flex_opt: Any) -> Any:
     """FlexGen's policy, field by field as `run_flexgen` makes it."""
     four_bits = {"num_bits": 4, "group_size": 64, "symmetric": False}
     return flex_opt.Policy(
-        settings.workload.gpu_batch_size, settings.workload.num_gpu_batches, *settings.split.percent,
-        overlap=settings.overlap, sep_layer=True, pin_weight=settings.pin_weight,
-        cpu_cache_compute=settings.cpu_cache_compute, attn_sparsity=settings.attn_sparsity,
+        settings.workload.gpu_batch_size,
+        settings.workload.num_gpu_batches,
+        *settings.split.percent,
+        overlap=settings.overlap,
+        sep_layer=True,
+        pin_weight=settings.pin_weight,
+        cpu_cache_compute=settings.cpu_cache_compute,
+        attn_sparsity=settings.attn_sparsity,
         compress_weight=settings.compress_weight,
         comp_weight_config=flex_opt.CompressionConfig(group_dim=0, **four_bits),
         compress_cache=settings.compress_cache,

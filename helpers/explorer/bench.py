@@ -89,8 +89,11 @@ class Bench:
 
 
 def open_bench(
-    device: Literal["cuda", "emulated"], output: Path, model: str = "",
-    page_cache: Literal["natural", "cold"] = "natural", repeats: int = 3,
+    device: Literal["cuda", "emulated"],
+    output: Path,
+    model: str = "",
+    page_cache: Literal["natural", "cold"] = "natural",
+    repeats: int = 3,
 ) -> Bench:
     """The machines with published profiles, and this one: the emulated GPU, or the GPU that notebook 00 measured.
 
@@ -119,8 +122,12 @@ def open_bench(
     if device == "emulated":
         of_machine[EMULATED] = tuple(dict.fromkeys((EMULATED_MODEL.name, wanted) if wanted else (EMULATED_MODEL.name,)))
     settings = RunSettings(
-        model=wanted or homework.MODEL[device], split=OffloadSplit.parse("50 50 100 0 100 0"), device=device,
-        workload=workload, page_cache=page_cache, repeats=repeats,
+        model=wanted or homework.MODEL[device],
+        split=OffloadSplit.parse("50 50 100 0 100 0"),
+        device=device,
+        workload=workload,
+        page_cache=page_cache,
+        repeats=repeats,
     )
     return Bench(machines, of_machine, here, output, State(first, settings), calibrated_on)
 
@@ -154,9 +161,7 @@ def _logged(output: Path, where: Machine) -> Iterator[MeasuredRun]:
     for record in latest.values():
         if record.settings.debug_mode is None and record.repeats:
             point = from_record(record.key, record)
-            yield MeasuredRun(
-                record.settings, point.kind, point.source, throughput(point), point.peak_gpu_mem_gib
-            )
+            yield MeasuredRun(record.settings, point.kind, point.source, throughput(point), point.peak_gpu_mem_gib)
 
 
 def _quoted() -> Iterator[MeasuredRun]:
@@ -164,7 +169,10 @@ def _quoted() -> Iterator[MeasuredRun]:
         speed = throughput(point)
         if speed and point.debug_mode is None:
             settings = RunSettings(
-                model=point.model, split=point.split, workload=point.workload, device="cuda",
+                model=point.model,
+                split=point.split,
+                workload=point.workload,
+                device="cuda",
                 compress_weight=point.compress_weight,
             )
             yield MeasuredRun(settings, point.kind, point.source, speed, point.peak_gpu_mem_gib)

@@ -45,9 +45,7 @@ class _Renderer(RendererAgg):
 
 
 @lru_cache(maxsize=4096)
-def written(
-    text: str, file: str, size_px: float, colour: tuple[int, int, int]
-) -> tuple[NDArray[np.uint8], int, int]:
+def written(text: str, file: str, size_px: float, colour: tuple[int, int, int]) -> tuple[NDArray[np.uint8], int, int]:
     """A text as RGBA, its lowest row first as Agg takes it, and where: pixels right of its start and below its
     baseline."""
     font = _font(file, size_px)

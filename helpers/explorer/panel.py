@@ -47,7 +47,7 @@ class Explorer:
         self.batch_numbers = {name: _number() for name in ("gpu_batch_size", "num_gpu_batches")}
         self.headline, self.message, self.command, self.table = (widgets.HTML() for _ in range(4))
         self.picture = widgets.Image(
-            format="png", width=WIDTH_PX, height=HEIGHT_PX - TITLE_PX, layout=widgets.Layout(max_width="100%"),
+            format="png", width=WIDTH_PX, height=HEIGHT_PX - TITLE_PX, layout=widgets.Layout(max_width="100%")
         )
         self.measure = _button("Measure this", "primary", "Run this setting here, through FlexGen")
         self.best = _button("Best split", "", "The fastest setting that fits this machine, of all there are")
@@ -132,12 +132,11 @@ class Explorer:
     def _table(self, shown: View) -> str:
         """This state first, then what was measured of its model, the last first."""
         others = [
-            run for run in reversed(self._measured[self.state.machine])
+            run
+            for run in reversed(self._measured[self.state.machine])
             if run.settings.model == self.state.settings.model and not run.is_of(self.state.settings)
         ][:ROWS_SHOWN]
-        views = [shown] + [
-            view(State(self.state.machine, run.settings), self.bench, (run,)) for run in others
-        ]
+        views = [shown] + [view(State(self.state.machine, run.settings), self.bench, (run,)) for run in others]
         caption = f"Predicted beside measured: {self.state.settings.model} on {self.state.machine}, this setting first"
         return _html(caption, compared("measured", caption, views, self.bench).shown)
 
@@ -147,8 +146,13 @@ class Explorer:
         """Run the state through the laboratory, with its progress, and show what it measured."""
         with self._busy("Measuring"):
             try:
-                sweep = lab.run(self.state.settings, self.bench.output, fresh=self.fresh, say=self._say_running,
-                                on_phase=self._say_running)
+                sweep = lab.run(
+                    self.state.settings,
+                    self.bench.output,
+                    fresh=self.fresh,
+                    say=self._say_running,
+                    on_phase=self._say_running,
+                )
             except KeyboardInterrupt:
                 said, wrong = "Stopped.", True
             except (Refused, OSError) as error:
@@ -195,8 +199,12 @@ class Explorer:
         columns = (
             ("machine", "model", "compress_weight", "compress_cache", "pin_weight"),
             ("weights_gpu", "weights_cpu", self.split_label, "cache", "activations", "cpu_cache_compute"),
-            (*(widgets.HBox([self.controls[name], number]) for name, number in self.batch_numbers.items()),
-             self.batch_label, "prompt_len", "gen_len"),
+            (
+                *(widgets.HBox([self.controls[name], number]) for name, number in self.batch_numbers.items()),
+                self.batch_label,
+                "prompt_len",
+                "gen_len",
+            ),
         )
         boxes = [
             widgets.VBox(
@@ -206,11 +214,17 @@ class Explorer:
             for column in columns
         ]
         row = widgets.Layout(flex_flow="row wrap", align_items="center")
-        return widgets.VBox([
-            widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")),
-            widgets.HBox([self.measure, self.best, self.reset], layout=row),
-            self.message, self.headline, self.picture, self.command, self.table,
-        ])
+        return widgets.VBox(
+            [
+                widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")),
+                widgets.HBox([self.measure, self.best, self.reset], layout=row),
+                self.message,
+                self.headline,
+                self.picture,
+                self.command,
+                self.table,
+            ]
+        )
 
 
 def _controls(bench: Bench) -> dict[str, widgets.Widget]:
@@ -226,8 +240,11 @@ def _controls(bench: Bench) -> dict[str, widgets.Widget]:
         return options(description) | {"readout": False, "layout": narrower}
 
     def switch(description: str) -> widgets.Checkbox:
-        return widgets.Checkbox(description=description, indent=False,
-                                layout=widgets.Layout(width=f"{COLUMN_PX - 10}px", margin="2px 2px 2px 12px"))
+        return widgets.Checkbox(
+            description=description,
+            indent=False,
+            layout=widgets.Layout(width=f"{COLUMN_PX - 10}px", margin="2px 2px 2px 12px"),
+        )
 
     tiers = tuple(HOMES)
     return {
@@ -253,8 +270,9 @@ def _number() -> widgets.Label:
 
 
 def _button(description: str, style: str, tooltip: str) -> widgets.Button:
-    return widgets.Button(description=description, button_style=style, tooltip=tooltip,
-                          layout=widgets.Layout(width="130px"))
+    return widgets.Button(
+        description=description, button_style=style, tooltip=tooltip, layout=widgets.Layout(width="130px")
+    )
 
 
 def _outcome(record: RunRecord) -> tuple[str, bool]:
@@ -286,8 +304,11 @@ def _under_sliders(text: str, lines: int) -> str:
 def _split_words(shown: View) -> str:
     """The disk's share, and what FlexGen makes of the three."""
     asked = shown.weights["disk"].asked_percent
-    made = " + ".join(f"{share.achieved_percent:.1f} % {tier if tier == 'disk' else tier.upper()}"
-                      for tier, share in shown.weights.items() if share.achieved_bytes)
+    made = " + ".join(
+        f"{share.achieved_percent:.1f} % {tier if tier == 'disk' else tier.upper()}"
+        for tier, share in shown.weights.items()
+        if share.achieved_bytes
+    )
     return _under_sliders(f"disk {asked} % (the rest)<br>achieved: <b>{made}</b>", lines=3)
 
 
@@ -312,8 +333,9 @@ def _html(caption: str, frame: Any) -> str:
     cell = "padding:2px 8px;text-align:left;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
     head = "".join(f'<th style="{cell}">{html.escape(str(name))}</th>' for name in frame.columns)
     lines = [
-        f'<tr{" class=explorer-this" if not i else ""}>'
-        + "".join(f'<td style="{cell}">{html.escape(str(text))}</td>' for text in line) + "</tr>"
+        f"<tr{' class=explorer-this' if not i else ''}>"
+        + "".join(f'<td style="{cell}">{html.escape(str(text))}</td>' for text in line)
+        + "</tr>"
         for i, line in enumerate(frame.values.tolist())
     ]
     return (

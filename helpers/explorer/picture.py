@@ -175,18 +175,31 @@ class Dashboard:
         self.memory.set(xlim=(0, 1), ylim=(0, 1))
         self.memory.set_axis_off()
         self.image = self.map.imshow(
-            np.zeros((101, 101, 4), np.uint8), origin="lower", extent=(-0.5, 100.5, -0.5, 100.5),
-            aspect="auto", interpolation="nearest", animated=True,
+            np.zeros((101, 101, 4), np.uint8),
+            origin="lower",
+            extent=(-0.5, 100.5, -0.5, 100.5),
+            aspect="auto",
+            interpolation="nearest",
+            animated=True,
         )
         self.map.set_xlabel("GPU share of the weights (%, asked)", fontsize=SMALL)
         self.map.set_ylabel("CPU share of the weights (%, asked)", fontsize=SMALL, labelpad=2)
         self.map.spines[["top", "right"]].set_visible(False)
-        self.map.text(0.98, 0.985, "the rest is on disk", transform=self.map.transAxes, ha="right", va="top",
-                      fontsize=SMALL, color=GREY)
+        self.map.text(
+            0.98,
+            0.985,
+            "the rest is on disk",
+            transform=self.map.transAxes,
+            ha="right",
+            va="top",
+            fontsize=SMALL,
+            color=GREY,
+        )
         self.colours.imshow(PALETTE.reshape(256, 1, 3), origin="lower", aspect="auto", extent=(0, 1, 0, 1))
         self.colours.xaxis.set_major_locator(NullLocator())
-        self.colours.tick_params(labelsize=SMALL, length=2, pad=2, left=False, labelleft=False, right=True,
-                                 labelright=True)
+        self.colours.tick_params(
+            labelsize=SMALL, length=2, pad=2, left=False, labelleft=False, right=True, labelright=True
+        )
 
     def _name(self, axes: Axes, row: int, name: str) -> None:
         axes.text(-0.015, row, name, fontsize=SMALL, ha="right", va="center", transform=axes.get_yaxis_transform())
@@ -218,10 +231,16 @@ class Dashboard:
             axis.set_major_locator(LogLocator(numticks=8))
         self.colours.set_yticks(*_colour_ticks(*frame.tok_s))
         if frame.some_do_not_fit:
-            self._frames.append(self.page.text(
-                MAP[0] + MAP[2] - 0.01, MAP[1] + 0.88 * MAP[3], "striped: does not fit", fontsize=SMALL, color=GREY,
-                ha="right",
-            ))
+            self._frames.append(
+                self.page.text(
+                    MAP[0] + MAP[2] - 0.01,
+                    MAP[1] + 0.88 * MAP[3],
+                    "striped: does not fit",
+                    fontsize=SMALL,
+                    color=GREY,
+                    ha="right",
+                )
+            )
 
     # ---- what moves ------------------------------------------------------------------------------------------------
 
@@ -241,7 +260,8 @@ class Dashboard:
         settings = view.state.settings
         work = settings.workload
         words = [
-            f"{settings.model} on {view.where}", f"--percent {settings.split}",
+            f"{settings.model} on {view.where}",
+            f"--percent {settings.split}",
             f"batch {work.gpu_batch_size} x {work.num_gpu_batches}",
             f"prompt {work.prompt_len}, generated {work.gen_len}",
         ]
@@ -256,8 +276,12 @@ class Dashboard:
             colour = TIER_COLOURS[tier]
             for y, count, alpha, said in (
                 (row - 0.2, share.asked_bytes, 0.4, f"{share.asked_percent} %, {bytes_in_words(share.asked_bytes)}"),
-                (row + 0.2, share.achieved_bytes, 1.0,
-                 f"{share.achieved_percent:.1f} %, {bytes_in_words(share.achieved_bytes)}"),
+                (
+                    row + 0.2,
+                    share.achieved_bytes,
+                    1.0,
+                    f"{share.achieved_percent:.1f} %, {bytes_in_words(share.achieved_bytes)}",
+                ),
             ):
                 self._bar(self.weights, 0, y, count, 0.36, colour, alpha=alpha)
                 self._text(self.weights, count + 0.015 * total, y, said, fontsize=SMALL - 1)
@@ -267,8 +291,13 @@ class Dashboard:
         need, most = bytes_in_words(memory.need_bytes), bytes_in_words(memory.most_bytes)
         upto = "" if most == need else f" (up to {most})"
         said = f"{memory.name}: {need}{upto} of {bytes_in_words(memory.capacity_bytes)}"
-        self._text(self.memory, 0, top - 0.05, said if memory.fits else f"{said}: does not fit",
-                   color="black" if memory.fits else VERMILION)
+        self._text(
+            self.memory,
+            0,
+            top - 0.05,
+            said if memory.fits else f"{said}: does not fit",
+            color="black" if memory.fits else VERMILION,
+        )
         full = 0.80  # where the capacity ends
         y, height, left = top - 0.145, 0.07, 0.0
         self._bar(self.memory, 0, y, full, height, "#eeeeee")
@@ -295,8 +324,10 @@ class Dashboard:
             end = right
             if row == 0:
                 longest, together = min(shown[0][1], high), min(sum(parts.values()), high)
-                self._add(self.parts, Line2D([longest, together], [row, row], color="black", linewidth=1.2,
-                                             marker="|", markersize=7))
+                self._add(
+                    self.parts,
+                    Line2D([longest, together], [row, row], color="black", linewidth=1.2, marker="|", markersize=7),
+                )
                 end = max(right, together)
             self._text(self.parts, end * margin, row, said)
             self._text(self.parts, low / margin**0.6, row, name, ha="right")
@@ -305,38 +336,89 @@ class Dashboard:
         slowest, fastest = self._drawn.tok_s
         self.image.set_data(_coloured(view.splits, slowest, fastest))
         for run in view.measured_splits:
-            self._diamond(self.map, run.settings.split.weights_gpu, run.settings.split.weights_cpu,
-                          _colour(run.throughput_tok_s.value, slowest, fastest))
+            self._diamond(
+                self.map,
+                run.settings.split.weights_gpu,
+                run.settings.split.weights_cpu,
+                _colour(run.throughput_tok_s.value, slowest, fastest),
+            )
         split = view.state.settings.split
         here = (split.weights_gpu, split.weights_cpu)
-        self._add(self.map, Line2D(*([v] for v in here), marker="o", markersize=13, color="none",
-                                   markeredgecolor="black", markeredgewidth=3.2, clip_on=False))
-        self._add(self.map, Line2D(*([v] for v in here), marker="o", markersize=13, color="none",
-                                   markeredgecolor="white", markeredgewidth=1.4, clip_on=False))
+        self._add(
+            self.map,
+            Line2D(
+                *([v] for v in here),
+                marker="o",
+                markersize=13,
+                color="none",
+                markeredgecolor="black",
+                markeredgewidth=3.2,
+                clip_on=False,
+            ),
+        )
+        self._add(
+            self.map,
+            Line2D(
+                *([v] for v in here),
+                marker="o",
+                markersize=13,
+                color="none",
+                markeredgecolor="white",
+                markeredgewidth=1.4,
+                clip_on=False,
+            ),
+        )
         if view.measured:
             self._diamond(self.map, *here, _colour(view.measured.throughput_tok_s.value, slowest, fastest))
         kinds = dict.fromkeys(run.kind for run in (view.measured, *view.measured_splits) if run)
         if kinds:
-            self._text(self.page, MAP[0], MAP[1] - 0.083, f"circle: this split; diamond: {', '.join(kinds)}",
-                       color=GREY)
+            self._text(
+                self.page, MAP[0], MAP[1] - 0.083, f"circle: this split; diamond: {', '.join(kinds)}", color=GREY
+            )
         else:
             self._text(self.page, MAP[0], MAP[1] - 0.083, "circle: this split", color=GREY)
 
     def _diamond(self, axes: Axes, x: float, y: float, colour) -> None:
-        self._add(axes, Line2D([x], [y], marker="D", markersize=7, color="none", markerfacecolor=colour,
-                               markeredgecolor="white", markeredgewidth=1.2, clip_on=False))
+        self._add(
+            axes,
+            Line2D(
+                [x],
+                [y],
+                marker="D",
+                markersize=7,
+                color="none",
+                markerfacecolor=colour,
+                markeredgecolor="white",
+                markeredgewidth=1.2,
+                clip_on=False,
+            ),
+        )
 
     def _paint_speed(self, view: View) -> None:
         predicted = view.prediction
         low, high = predicted.total_throughput_tok_s_bounds
         colour = GREY if view.why_not else BLUE
-        self._interval(0, predicted.total_throughput_tok_s, low, high, colour, "o",
-                       plain(predicted.total_throughput_tok_s) + (" if it fitted" if view.why_not else ""))
+        self._interval(
+            0,
+            predicted.total_throughput_tok_s,
+            low,
+            high,
+            colour,
+            "o",
+            plain(predicted.total_throughput_tok_s) + (" if it fitted" if view.why_not else ""),
+        )
         if view.measured:
             value = view.measured.throughput_tok_s
             quoted = " (quoted)" if view.measured.kind == "quoted" else ""
-            self._interval(1, value.value, value.low, value.high, VERMILION, "D",
-                           f"{plain(value.value)}{quoted}, predicted is {off_by(view)}")
+            self._interval(
+                1,
+                value.value,
+                value.low,
+                value.high,
+                VERMILION,
+                "D",
+                f"{plain(value.value)}{quoted}, predicted is {off_by(view)}",
+            )
         else:
             self._text(self.speed, 0.02, 1, "not yet", color=GREY, transform=self.speed.get_yaxis_transform())
 

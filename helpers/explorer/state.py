@@ -86,8 +86,12 @@ def _settings(before: RunSettings, set_to: dict[str, Any], bench: Bench) -> RunS
     fields |= {name: set_to[name] for name in switches}
     fields["device"] = bench.device_of(set_to["machine"])
     fields["split"] = type(before.split)(
-        weights_gpu=set_to["weights_gpu"], weights_cpu=set_to["weights_cpu"], cache_gpu=cache_gpu, cache_cpu=cache_cpu,
-        activations_gpu=activations_gpu, activations_cpu=activations_cpu,
+        weights_gpu=set_to["weights_gpu"],
+        weights_cpu=set_to["weights_cpu"],
+        cache_gpu=cache_gpu,
+        cache_cpu=cache_cpu,
+        activations_gpu=activations_gpu,
+        activations_cpu=activations_cpu,
     )
     fields["workload"] = type(before.workload)(
         **{name: set_to[name] for name in ("gpu_batch_size", "num_gpu_batches", "prompt_len", "gen_len")}

@@ -122,7 +122,8 @@ def view(state: State, bench: Bench, measured: Sequence[MeasuredRun]) -> View:
         why_not=_why_not(gpu, host, state.machine),
         measured=here[-1] if here else None,
         measured_splits=tuple(
-            run for run in measured
+            run
+            for run in measured
             if not run.is_of(settings) and _without_split(run.settings) == _without_split(settings)
         ),
     )
@@ -145,8 +146,11 @@ def _gpu_memory(settings: RunSettings, profile: MachineProfile) -> MemoryUse:
     peak, overhead = peak_gpu_memory(settings, profile.cublas_workspace_bytes), profile.gpu_overhead_gib * GIB
     parts = {name: float(size) for name, size in peak.parts.items() if size} | {"CUDA context": overhead}
     return MemoryUse(
-        "GPU memory", peak.likeliest_bytes + overhead, peak.high_bytes + overhead,
-        {name: size for name, size in parts.items() if size}, profile.gpu_mem_gib * GIB,
+        "GPU memory",
+        peak.likeliest_bytes + overhead,
+        peak.high_bytes + overhead,
+        {name: size for name, size in parts.items() if size},
+        profile.gpu_mem_gib * GIB,
     )
 
 

@@ -75,8 +75,11 @@ def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> Machi
         except (ImportError, RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
             notes.append(f"{test.__name__}: not measured: {_first_line(error)}")
     return MachineCeilings(
-        machine=this_machine.describe(device, None), folder=str(folder), notes=tuple(notes),
-        theoretical=_theoretical(device), **measured,
+        machine=this_machine.describe(device, None),
+        folder=str(folder),
+        notes=tuple(notes),
+        theoretical=_theoretical(device),
+        **measured,
     )
 
 

@@ -33,7 +33,11 @@ class Nameplate:
 # GT/s of a lane and the share of it that encoding leaves, by generation (PCI Express base specifications): 8b/10b,
 # from 3.0 on 128b/130b, in 6.0 242 bytes of a 256-byte flit.
 PCIE = {
-    1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0, 128 / 130), 5: (32.0, 128 / 130),
+    1: (2.5, 8 / 10),
+    2: (5.0, 8 / 10),
+    3: (8.0, 128 / 130),
+    4: (16.0, 128 / 130),
+    5: (32.0, 128 / 130),
     6: (64.0, 242 / 256),
 }
 PCIE_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
@@ -45,17 +49,24 @@ DATA_SHEETS = {
     # nvidia.com/en-us/data-center/tesla-t4
     "T4": (320.0, 65.0),
     # images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
-    "V100-SXM2-16GB": (900.0, 125.0), "V100-SXM2-32GB": (900.0, 125.0),
-    "V100-PCIE-16GB": (900.0, 112.0), "V100-PCIE-32GB": (900.0, 112.0),
+    "V100-SXM2-16GB": (900.0, 125.0),
+    "V100-SXM2-32GB": (900.0, 125.0),
+    "V100-PCIE-16GB": (900.0, 112.0),
+    "V100-PCIE-32GB": (900.0, 112.0),
     # nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
-    "A100-SXM4-40GB": (1555.0, 312.0), "A100-PCIE-40GB": (1555.0, 312.0),
-    "A100-SXM4-80GB": (2039.0, 312.0), "A100 80GB PCIe": (1935.0, 312.0),
+    "A100-SXM4-40GB": (1555.0, 312.0),
+    "A100-PCIE-40GB": (1555.0, 312.0),
+    "A100-SXM4-80GB": (2039.0, 312.0),
+    "A100 80GB PCIe": (1935.0, 312.0),
     # nvidia.com/en-us/data-center/l4
     "L4": (300.0, 121.0),
     # nvidia.com/en-us/data-center/h100
-    "H100 80GB HBM3": (3350.0, 989.0), "H100 PCIe": (2000.0, 756.0), "H100 NVL": (3900.0, 835.0),
+    "H100 80GB HBM3": (3350.0, 989.0),
+    "H100 PCIe": (2000.0, 756.0),
+    "H100 NVL": (3900.0, 835.0),
     # nvidia.com/en-us/data-center/h200
-    "H200": (4800.0, 989.0), "H200 NVL": (4800.0, 835.0),
+    "H200": (4800.0, 989.0),
+    "H200 NVL": (4800.0, 835.0),
 }
 
 # Dense fp16 operations (a multiply-add is two) of the tensor cores, a clock and CUDA core, by compute capability:
@@ -68,7 +79,9 @@ def of_gpu(plate: Nameplate) -> dict[str, Theoretical]:
     """The theoretical ceilings of a GPU, by the name of the measured one."""
     link = host_link(plate)
     return {
-        "host_to_device_gb_s": link, "device_to_host_gb_s": link, "gpu_copy_gb_s": gpu_memory(plate),
+        "host_to_device_gb_s": link,
+        "device_to_host_gb_s": link,
+        "gpu_copy_gb_s": gpu_memory(plate),
         "matmul_tflop_s": fp16_products(plate),
     }
 
@@ -129,17 +142,21 @@ def fp16_products(plate: Nameplate) -> Theoretical:
     cores, clock, capability, name = plate.cuda_cores, plate.sm_clock_mhz, plate.compute_capability, plate.name or ""
     operations = TENSOR_OPERATIONS.get(capability) if capability else None
     if not cores or not clock or not capability:
-        return Theoretical(value=None, source="not known: no data sheet of this name is kept, and NVML does not say "
-                                              "cores and clock")
+        return Theoretical(
+            value=None, source="not known: no data sheet of this name is kept, and NVML does not say cores and clock"
+        )
     if operations is None or (capability == (7, 5) and "RTX" not in name):  # Turing is made without tensor cores too
-        return Theoretical(value=None, source="not known: no data sheet of this name is kept, nor what a core of "
-                                              f"compute capability {'.'.join(map(str, capability))} does in a clock")
+        return Theoretical(
+            value=None,
+            source="not known: no data sheet of this name is kept, nor what a core of "
+            f"compute capability {'.'.join(map(str, capability))} does in a clock",
+        )
     # torch sums fp16 products up in fp32, which GeForces do at half the rate (NVIDIA's white paper on GA102).
     halved = "GeForce" in name
     return Theoretical(
         value=cores * operations * clock * 1e6 / 1e12 / (2 if halved else 1),
         source=f"{cores:,} cores x {operations} operations x {clock:,} MHz (NVML's highest clock)"
-               + (", halved: a GeForce, sums in fp32" if halved else ""),
+        + (", halved: a GeForce, sums in fp32" if halved else ""),
     )
 
 

@@ -16,8 +16,25 @@ SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the disk's own s
 
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 NETWORK_FILESYSTEMS = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "fuse", "drive", "afs", "ceph", "lustre", "glusterfs",
-    "beegfs", "gpfs", "davfs", "vboxsf", "prl_fs", "vmhgfs",
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "virtiofs",
+    "fuse",
+    "drive",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "beegfs",
+    "gpfs",
+    "davfs",
+    "vboxsf",
+    "prl_fs",
+    "vmhgfs",
 }
 OVERLAYS = {"overlay", "aufs", "fuse.fuse-overlayfs"}
 # Files that Docker mounts into each container from its own folder, the one that holds the overlay's layers too.
@@ -63,8 +80,12 @@ def parse_diskstats(text: str) -> tuple[DiskCounters, ...]:
         counters = [int(word) for word in words[3:]]
         rows.append(
             DiskCounters(
-                (int(words[0]), int(words[1])), words[2], reads=counters[0],
-                read_bytes=counters[2] * SECTOR_BYTES, busy_ms=counters[9], counts=any(counters),
+                (int(words[0]), int(words[1])),
+                words[2],
+                reads=counters[0],
+                read_bytes=counters[2] * SECTOR_BYTES,
+                busy_ms=counters[9],
+                counts=any(counters),
             )
         )
     return tuple(rows)
@@ -84,11 +105,7 @@ def disk_of(path: Path) -> Disk:
 
 
 def find_disk(
-    path: Path,
-    number: tuple[int, int],
-    mounts: Sequence[Mount],
-    rows: Sequence[DiskCounters],
-    sys_dev_block: Path,
+    path: Path, number: tuple[int, int], mounts: Sequence[Mount], rows: Sequence[DiskCounters], sys_dev_block: Path
 ) -> Disk:
     """The disk behind `path`, whose files have the device `number` (major, minor), from what the kernel says."""
     mount = mount_of(path, mounts)
@@ -146,7 +163,8 @@ def whole_disks(rows: Sequence[DiskCounters]) -> list[str]:
     """Names of the real disks that were read since boot: no partitions, and nothing that lies on another disk."""
     names = [row.name for row in rows if row.counts and not NOT_WHOLE_DISKS.match(row.name)]
     return [
-        name for name in names
+        name
+        for name in names
         if not any(re.fullmatch(re.escape(other) + r"p?\d+", name) for other in names if other != name)
     ]
 

@@ -31,8 +31,12 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         major, minor = map(int, fields[2].split(":"))
         mounts.append(
             Mount(
-                (major, minor), _unescaped(fields[3]), _unescaped(fields[4]),
-                rest[0], _unescaped(rest[1]), frozenset(rest[2].split(",")),
+                (major, minor),
+                _unescaped(fields[3]),
+                _unescaped(fields[4]),
+                rest[0],
+                _unescaped(rest[1]),
+                frozenset(rest[2].split(",")),
             )
         )
     return tuple(mounts)

@@ -169,7 +169,8 @@ def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
     }
     others = {field: getattr(T4_COLAB, field) for field in numbers() if field not in measured | derived}
     sources = (
-        dict.fromkeys(measured, f"measured on this machine, {ceilings.folder}") | how
+        dict.fromkeys(measured, f"measured on this machine, {ceilings.folder}")
+        | how
         | dict.fromkeys(others, "not measured: t4-colab's")
     )
     return MachineProfile(name=machine.name, sources=sources, **measured, **derived, **others)
@@ -189,8 +190,11 @@ _T4_GCP = {
     "gpu_mem_gb_s": (239.6, "CUDA's bandwidthTest on a T4, device to device (github.com/router-gao/cuda-demo)"),
     "gpu_fp16_tflop_s": (21.24, f"{_COST_MODEL}: mm_flops_p"),
     "dequantize_gb_s": (18.75, "the same GPU's in t4-colab"),
-    "layer_overhead_us": (250.0, "10 operators a layer (counted) at 25 us, the upper end of what torch's eager mode "
-                                 "takes for one (jiahuanglin.xyz, From PyTorch op to kernel launch)"),
+    "layer_overhead_us": (
+        250.0,
+        "10 operators a layer (counted) at 25 us, the upper end of what torch's eager mode "
+        "takes for one (jiahuanglin.xyz, From PyTorch op to kernel launch)",
+    ),
     "prefill_kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
     "decode_kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
     "h2d_gb_s": (13.84, f"{_COST_MODEL}: ctog_bdw, 12.89 GiB/s"),
@@ -221,8 +225,10 @@ _T4_COLAB = _T4_GCP | {
     "disk_write_gb_s": (0.2583, "not measured: as it reads"),
     "cpu_attention_gb_s": (0.77, "t4-gcp's, by CPUs: 2 instead of 32"),
     "host_ram_gib": (12.67, "the hand-in's own list: 12,975 MB, which are MiB (its 14,912 MB of GPU memory are)"),
-    "mapped_files_gib": (2.01, "the notebook's process, with torch and CUDA too: 2,056,600 kB "
-                               "(github.com/pytorch/pytorch/issues/113326)"),
+    "mapped_files_gib": (
+        2.01,
+        "the notebook's process, with torch and CUDA too: 2,056,600 kB (github.com/pytorch/pytorch/issues/113326)",
+    ),
 }
 
 

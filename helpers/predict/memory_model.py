@@ -22,8 +22,16 @@ INT32_BYTES, INT64_BYTES, FP32_BYTES = 4, 8, 4
 
 # What a peak is made of, in the order in which it is shown.
 PARTS = (
-    "weights", "kv cache", "loaded weights", "prefetched weights", "loaded kv cache", "held by copy threads",
-    "activations", "logits", "decompression", "workspace",
+    "weights",
+    "kv cache",
+    "loaded weights",
+    "prefetched weights",
+    "loaded kv cache",
+    "held by copy threads",
+    "activations",
+    "logits",
+    "decompression",
+    "workspace",
 )
 
 
@@ -248,8 +256,16 @@ class _Compute:
 
 @lru_cache(maxsize=50_000)
 def _compute(
-    kind: str, model: OptModel, batch: int, tokens: int, context: int, prefill: bool,
-    decompress: tuple[tuple[int, int], ...], cache_compressed: bool, cache_on_gpu: float, sparsity: float,
+    kind: str,
+    model: OptModel,
+    batch: int,
+    tokens: int,
+    context: int,
+    prefill: bool,
+    decompress: tuple[tuple[int, int], ...],
+    cache_compressed: bool,
+    cache_on_gpu: float,
+    sparsity: float,
 ) -> _Compute:
     """The temporaries of TorchDevice.opt_input_embed, mha, mha_gen, mlp and opt_output_embed, in their order.
 
@@ -333,8 +349,14 @@ def _new_cache(tape: _Tape, k: tuple[str, int], v: tuple[str, int], shape: Cache
 
 
 def _decode_attention(
-    tape: _Tape, inputs: tuple[str, int], model: OptModel, batch: int, context: int, compress: bool,
-    on_gpu: float, sparsity: float,
+    tape: _Tape,
+    inputs: tuple[str, int],
+    model: OptModel,
+    batch: int,
+    context: int,
+    compress: bool,
+    on_gpu: float,
+    sparsity: float,
 ) -> int:
     hidden = FP16_BYTES * batch * model.hidden_size
     _layer_norm(tape, batch, hidden)
@@ -456,13 +478,15 @@ def _weights(
     for j in (*range(1 + 2 * min(model.num_layers, SHOWN_BLOCKS)), -1):
         tensors = placement.layers[j]
         loaded = [block_bytes(size) for t in tensors if t.tier != "gpu" for size in buffers(t)]
-        layers.append(_LayerWeights(
-            kind=model.layers[j].kind,
-            loaded_bytes=sum(loaded),
-            large_blocks=sum(counted > LARGE_BLOCK for counted in loaded),
-            disk_buffers=tuple(size for t in tensors if t.tier == "disk" for size in buffers(t)),
-            decompress=tuple((buffers(t)[0], decompressed_bytes(t)) for t in tensors if t.compressed),
-        ))
+        layers.append(
+            _LayerWeights(
+                kind=model.layers[j].kind,
+                loaded_bytes=sum(loaded),
+                large_blocks=sum(counted > LARGE_BLOCK for counted in loaded),
+                disk_buffers=tuple(size for t in tensors if t.tier == "disk" for size in buffers(t)),
+                decompress=tuple((buffers(t)[0], decompressed_bytes(t)) for t in tensors if t.compressed),
+            )
+        )
     return on_gpu, tuple(layers)
 
 
@@ -490,7 +514,8 @@ class _Schedule:
         self.settings = settings
         self.overlap = settings.overlap and settings.debug_mode != "breakdown"
         self.weights_on_gpu, self.layers = _weights(
-            self.model, *representative_split(self.model, split.weights_gpu, split.weights_cpu),
+            self.model,
+            *representative_split(self.model, split.weights_gpu, split.weights_cpu),
             settings.compress_weight,
         )
         self.cache_shares = cache_segments(settings)
@@ -503,8 +528,16 @@ class _Schedule:
 
     def compute(self, a_pass: _Pass, layer: _LayerWeights) -> _Compute:
         return _compute(
-            layer.kind, self.model, self.work.gpu_batch_size, a_pass.tokens, a_pass.context, a_pass.index == 0,
-            layer.decompress, self.settings.compress_cache, self.attention_on_gpu, self.settings.attn_sparsity,
+            layer.kind,
+            self.model,
+            self.work.gpu_batch_size,
+            a_pass.tokens,
+            a_pass.context,
+            a_pass.index == 0,
+            layer.decompress,
+            self.settings.compress_cache,
+            self.attention_on_gpu,
+            self.settings.attn_sparsity,
         )
 
     def hidden_bytes(self, a_pass: _Pass) -> int:
@@ -621,7 +654,9 @@ def peak_gpu_memory(settings: RunSettings, cublas_workspace_bytes: int) -> PeakG
             computed = schedule.compute(a_pass, layer)
             following = schedule.following(number, a_pass, j)
             rests = LARGE_BLOCK * (
-                computed.large_blocks + layer.large_blocks + (following[1].large_blocks if following else 0)
+                computed.large_blocks
+                + layer.large_blocks
+                + (following[1].large_blocks if following else 0)
                 + schedule.large_blocks_of_batch(a_pass)
             )
             entering = {} if layer.kind == "input_embed" else {"activations": schedule.hidden_bytes(a_pass)}
@@ -694,8 +729,10 @@ def host_memory(settings: RunSettings) -> HostMemory:
     pinned = {"copy buffers": COPY_THREADS * copy_buffer_bytes(settings)}
     split, model = settings.split, settings.opt_model
     pinned["weights, pinned"], unpinned, pinned["weights, pinned to be copied"] = host_weights(
-        model, *representative_split(model, split.weights_gpu, split.weights_cpu),
-        settings.compress_weight, settings.pin_weight,
+        model,
+        *representative_split(model, split.weights_gpu, split.weights_cpu),
+        settings.compress_weight,
+        settings.pin_weight,
     )
     of_batch = host_batch(settings, work.gpu_batch_size, work.num_gpu_batches)
     parts = pinned | {"weights, not pinned": unpinned} | of_batch
@@ -762,6 +799,7 @@ def host_weights(
 
 def largest_batch(settings: RunSettings, gpu_bytes: int, cublas_workspace_bytes: int = 0) -> int:
     """The largest micro-batch whose peak, at its highest, is within `gpu_bytes`; 0 if none is."""
+
     def is_within(batch: int) -> bool:
         workload = settings.workload.model_copy(update={"gpu_batch_size": batch})
         run = settings.model_copy(update={"workload": workload})
@@ -792,8 +830,11 @@ def largest_batch_bound(settings: RunSettings, batches: int, gpu_bytes: int, hos
     scores = FP16_BYTES * model.num_heads * work.prompt_len**2
     ahead = settings.overlap and settings.debug_mode != "breakdown"
     steps = (  # bytes whatever the batch, bytes a sequence
-        (last.loaded_bytes + first.loaded_bytes * (ahead and work.gen_len > 1), last.decompress,
-         FP16_BYTES * work.prompt_len * model.vocab_size + hidden),
+        (
+            last.loaded_bytes + first.loaded_bytes * (ahead and work.gen_len > 1),
+            last.decompress,
+            FP16_BYTES * work.prompt_len * model.vocab_size + hidden,
+        ),
         (attention.loaded_bytes + mlp.loaded_bytes * ahead, attention.decompress, 2 * scores + 5 * hidden),
         (mlp.loaded_bytes, mlp.decompress, 6 * hidden),
     )
@@ -801,8 +842,10 @@ def largest_batch_bound(settings: RunSettings, batches: int, gpu_bytes: int, hos
         (gpu_bytes - weights_on_gpu - loaded - sum(fp16 for _, fp16 in decompress)) / (kept + each)
         for loaded, decompress, each in steps
     ]
-    host_room = host_bytes - COPY_THREADS * copy_buffer_bytes(settings) - sum(
-        host_weights(model, gpu, cpu, settings.compress_weight, settings.pin_weight)
+    host_room = (
+        host_bytes
+        - COPY_THREADS * copy_buffer_bytes(settings)
+        - sum(host_weights(model, gpu, cpu, settings.compress_weight, settings.pin_weight))
     )
     host_each = on_cpu * kv + batches * hidden * bool(split.activations_cpu)
     if settings.cpu_cache_compute:

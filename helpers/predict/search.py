@@ -26,8 +26,11 @@ RUNNERS_UP = 5
 
 # Where the KV cache and the activations live, and where attention is computed. Activations follow the cache.
 _CACHE_HOMES = (
-    ((100, 0, 100, 0), False), ((0, 100, 0, 100), False), ((0, 100, 0, 100), True),
-    ((0, 0, 0, 100), False), ((0, 0, 0, 100), True),
+    ((100, 0, 100, 0), False),
+    ((0, 100, 0, 100), False),
+    ((0, 100, 0, 100), True),
+    ((0, 0, 0, 100), False),
+    ((0, 0, 0, 100), True),
 )
 
 
@@ -67,8 +70,11 @@ def all_placements(model: OptModel) -> tuple[tuple[int, int], ...]:
 def distinct_placements(model: OptModel, start: OffloadSplit, end: OffloadSplit) -> tuple[OffloadSplit, ...]:
     """The splits on the straight line from `start` to `end`, ends included, at which the placement changes: of
     each run of whole percentages with one placement the first."""
-    steps = max(abs(end.weights_gpu - start.weights_gpu), abs(end.weights_cpu - start.weights_cpu),
-                abs(end.weights_disk - start.weights_disk))
+    steps = max(
+        abs(end.weights_gpu - start.weights_gpu),
+        abs(end.weights_cpu - start.weights_cpu),
+        abs(end.weights_disk - start.weights_disk),
+    )
     found: dict[tuple[int, int], OffloadSplit] = {}
     for step in range(steps + 1):
         done = step / steps if steps else 0.0
@@ -109,10 +115,12 @@ def best(model: str, profile: MachineProfile, prompt_len: int, gen_len: int) -> 
             kind.model_copy(update={"split": kind.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})})
             for gpu, cpu in splits
         ]
-        largest = np.array([
-            [largest_batch_bound(family, n, gpu_bytes, profile.usable_host_bytes) for n in BATCH_COUNTS]
-            for family in families
-        ])
+        largest = np.array(
+            [
+                [largest_batch_bound(family, n, gpu_bytes, profile.usable_host_bytes) for n in BATCH_COUNTS]
+                for family in families
+            ]
+        )
         sizes = np.empty((len(splits), len(BATCH_SIZES) + 1, len(BATCH_COUNTS)), dtype=np.int64)
         sizes[:, :-1, :] = np.array(BATCH_SIZES).reshape(1, -1, 1)
         sizes[:, -1, :] = np.maximum(largest, 1)
@@ -122,10 +130,16 @@ def best(model: str, profile: MachineProfile, prompt_len: int, gen_len: int) -> 
         seconds = fastest_latencies(kind, profile, splits, sizes, BATCH_COUNTS)
         at_most = sizes * np.array(BATCH_COUNTS) * gen_len / seconds
         for placement, row, column in np.argwhere(possible).tolist():
-            ranked.append((
-                -float(at_most[placement, row, column]), next(order), families[placement],
-                int(sizes[placement, row, column]), BATCH_COUNTS[column], None,
-            ))
+            ranked.append(
+                (
+                    -float(at_most[placement, row, column]),
+                    next(order),
+                    families[placement],
+                    int(sizes[placement, row, column]),
+                    BATCH_COUNTS[column],
+                    None,
+                )
+            )
     heapq.heapify(ranked)
 
     found: list[Choice] = []
@@ -145,9 +159,7 @@ def best(model: str, profile: MachineProfile, prompt_len: int, gen_len: int) -> 
                 continue
             settings = with_batch(family, size, batch_count)
         prediction = predict(settings, profile)
-        heapq.heappush(ranked, (
-            -prediction.total_throughput_tok_s, next(order), family, size, batch_count, prediction
-        ))
+        heapq.heappush(ranked, (-prediction.total_throughput_tok_s, next(order), family, size, batch_count, prediction))
     if not found:
         raise Refused(
             f"{model} with {prompt_len} + {gen_len} tokens does not fit {profile.name} in any setting: "
@@ -174,22 +186,33 @@ def _asked_as_achieved(settings: RunSettings) -> RunSettings:
 def _kinds(model: str, prompt_len: int, gen_len: int) -> Iterator[RunSettings]:
     """Every setting but for its placement and its batch."""
     first = RunSettings(
-        model=model, split=OffloadSplit(weights_gpu=100, weights_cpu=0), device="cuda",
+        model=model,
+        split=OffloadSplit(weights_gpu=100, weights_cpu=0),
+        device="cuda",
         workload=Workload(gpu_batch_size=1, num_gpu_batches=1, prompt_len=prompt_len, gen_len=gen_len),
     )
     for home, on_cpu in _CACHE_HOMES:
         cache_gpu, cache_cpu, activations_gpu, activations_cpu = home
-        split = first.split.model_copy(update={
-            "cache_gpu": cache_gpu, "cache_cpu": cache_cpu,
-            "activations_gpu": activations_gpu, "activations_cpu": activations_cpu,
-        })
+        split = first.split.model_copy(
+            update={
+                "cache_gpu": cache_gpu,
+                "cache_cpu": cache_cpu,
+                "activations_gpu": activations_gpu,
+                "activations_cpu": activations_cpu,
+            }
+        )
         for compress_weight in (False, True):
             for compress_cache in (False,) if on_cpu else (False, True):
                 for pin_weight in (True, False):
-                    yield first.model_copy(update={
-                        "split": split, "cpu_cache_compute": on_cpu, "compress_weight": compress_weight,
-                        "compress_cache": compress_cache, "pin_weight": pin_weight,
-                    })
+                    yield first.model_copy(
+                        update={
+                            "split": split,
+                            "cpu_cache_compute": on_cpu,
+                            "compress_weight": compress_weight,
+                            "compress_cache": compress_cache,
+                            "pin_weight": pin_weight,
+                        }
+                    )
 
 
 def _largest_that_fits(family: RunSettings, too_large: int, batch_count: int, profile: MachineProfile) -> int:

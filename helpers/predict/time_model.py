@@ -100,6 +100,7 @@ class _LayerWork:
     @classmethod
     def side_by_side(cls, layers: Sequence[_LayerWork]) -> _LayerWork:
         """The same layer at several placements: each number an array along the first axis."""
+
         def column(name: str) -> Seconds:
             return np.array([getattr(layer, name) for layer in layers], dtype=float).reshape(-1, 1, 1, 1)
 
@@ -115,18 +116,20 @@ def _layers(model: OptModel, weights_gpu: int, weights_cpu: int, compress: bool)
         kind, tensors = model.layers[j].kind, placement.layers[j]
         matrices = [t for t in tensors if len(t.shape) > 1]
         gathers = kind == "input_embed"  # takes a row a token, multiplies nothing
-        work.append(_LayerWork(
-            kind=kind,
-            flop_per_token=0 if gathers else 2.0 * sum(t.shape[0] * t.shape[1] for t in matrices),
-            read_bytes=0 if gathers else FP16_BYTES * float(sum(t.shape[0] * t.shape[1] for t in matrices)),
-            dequantized_bytes=float(sum(decompressed_bytes(t) for t in matrices if t.compressed)),
-            cpu_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "cpu")),
-            cpu_copies=float(sum(1 + t.compressed for t in tensors if t.tier == "cpu")),
-            disk_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "disk")),
-            disk_steps=_disk_steps([t for t in tensors if t.tier == "disk"]),
-            disk_threads=min(1.0, sum(t.tier == "disk" for t in matrices) / COPY_THREADS),
-            relayed_bytes=_most_of_a_thread([t.stored_bytes for t in tensors if t.tier == "disk" and t.compressed]),
-        ))
+        work.append(
+            _LayerWork(
+                kind=kind,
+                flop_per_token=0 if gathers else 2.0 * sum(t.shape[0] * t.shape[1] for t in matrices),
+                read_bytes=0 if gathers else FP16_BYTES * float(sum(t.shape[0] * t.shape[1] for t in matrices)),
+                dequantized_bytes=float(sum(decompressed_bytes(t) for t in matrices if t.compressed)),
+                cpu_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "cpu")),
+                cpu_copies=float(sum(1 + t.compressed for t in tensors if t.tier == "cpu")),
+                disk_bytes=float(sum(t.stored_bytes for t in tensors if t.tier == "disk")),
+                disk_steps=_disk_steps([t for t in tensors if t.tier == "disk"]),
+                disk_threads=min(1.0, sum(t.tier == "disk" for t in matrices) / COPY_THREADS),
+                relayed_bytes=_most_of_a_thread([t.stored_bytes for t in tensors if t.tier == "disk" and t.compressed]),
+            )
+        )
     return tuple(work)
 
 
@@ -169,8 +172,12 @@ class _Run:
     """
 
     def __init__(
-        self, settings: RunSettings, profile: MachineProfile, splits: Sequence[tuple[int, int]],
-        batch_sizes: NDArray[np.int64], batch_counts: Sequence[int],
+        self,
+        settings: RunSettings,
+        profile: MachineProfile,
+        splits: Sequence[tuple[int, int]],
+        batch_sizes: NDArray[np.int64],
+        batch_counts: Sequence[int],
     ) -> None:
         self.settings, self.profile, self.model = settings, profile, settings.opt_model
         self.batch = np.asarray(batch_sizes, dtype=float)[..., None]
@@ -198,8 +205,12 @@ class _Run:
         settings, model = self.settings, self.model
         if settings.page_cache == "cold":
             return np.zeros((1, 1, 1, 1), dtype=bool)
-        per_layer = ((self.input_embed, 1), (self.attention, model.num_layers), (self.mlp, model.num_layers),
-                     (self.output_embed, 1))
+        per_layer = (
+            (self.input_embed, 1),
+            (self.attention, model.num_layers),
+            (self.mlp, model.num_layers),
+            (self.output_embed, 1),
+        )
         weights = sum(times * layer.disk_bytes for layer, times in per_layer)
         positions = settings.workload.prompt_len + settings.workload.gen_len - 1
         cache = self.on_disk * self.kv_stored_bytes * model.num_layers * positions * self.batch * self.batches
@@ -255,8 +266,10 @@ class _Run:
             "CPU attention": on_cpu_bytes / (p.cpu_attention_gb_s * G),
         }
         on_the_gpu = (
-            np.maximum(terms["GPU compute"], terms["GPU memory"]) + terms["dequantisation"]
-            + terms["device to host"] + terms["host to device"]
+            np.maximum(terms["GPU compute"], terms["GPU memory"])
+            + terms["dequantisation"]
+            + terms["device to host"]
+            + terms["host to device"]
         )
         seconds = np.maximum(terms["launch overhead"], on_the_gpu) + terms["CPU attention"]
         return _work(seconds, terms, terms["launch overhead"])
@@ -275,9 +288,7 @@ class _Run:
         )
         launched = layer.cpu_copies * self.profile.layer_overhead_us / 1e6 / OPERATORS_A_LAYER
         load.terms["launch overhead"] = launched + 0.0 * load.seconds
-        return load._replace(
-            main_thread=load.main_thread + launched, seconds=np.maximum(load.seconds - launched, 0.0)
-        )
+        return load._replace(main_thread=load.main_thread + launched, seconds=np.maximum(load.seconds - launched, 0.0))
 
     def load_cache(self, context: Seconds) -> Work:
         """Bringing one micro-batch's keys and values of one layer to where attention is computed."""
@@ -305,8 +316,12 @@ class _Run:
         relay = relayed_bytes / (p.relay_gb_s * G) + 0.0 * disk
         after_disk = disk_bytes / (p.h2d_gb_s * G) if to_gpu else 0.0 * disk
         terms = {
-            "disk": disk, "page cache": from_page_cache, "relay": relay,
-            "tensor files": opened + 0.0 * disk, "host copy": by_host + 0.0 * disk, "cache moves": moved + 0.0 * disk,
+            "disk": disk,
+            "page cache": from_page_cache,
+            "relay": relay,
+            "tensor files": opened + 0.0 * disk,
+            "host copy": by_host + 0.0 * disk,
+            "cache moves": moved + 0.0 * disk,
             "host to device": from_cpu + after_disk + 0.0 * disk,
         }
         read = opened + np.maximum(np.maximum(disk, from_page_cache), relay)
@@ -336,8 +351,10 @@ class _Run:
         total: Seconds = np.zeros((*self.batch.shape[:-1], context.size))
         terms: Terms = {name: np.zeros_like(total) for name in TERMS}
         for layer, following, times in (
-            (self.input_embed, self.attention, 1), (self.attention, self.mlp, blocks),
-            (self.mlp, self.attention, blocks - 1), (self.mlp, self.output_embed, 1),
+            (self.input_embed, self.attention, 1),
+            (self.attention, self.mlp, blocks),
+            (self.mlp, self.attention, blocks - 1),
+            (self.mlp, self.output_embed, 1),
             (self.output_embed, self.input_embed, 1),
         ):
             work = self.layer(self.compute(layer, tokens, context, prefill), layer, following, load_cache, store)
@@ -346,8 +363,13 @@ class _Run:
                 terms[name] += times * part
         if last and self.overlap and context.size:
             ahead, alone = (
-                self.layer(self.compute(self.output_embed, tokens, context, prefill), self.output_embed, following,
-                           load_cache, store)
+                self.layer(
+                    self.compute(self.output_embed, tokens, context, prefill),
+                    self.output_embed,
+                    following,
+                    load_cache,
+                    store,
+                )
                 for following in (self.input_embed, None)
             )
             total[..., -1:] += (alone.seconds - ahead.seconds + 0.0 * total)[..., -1:]
@@ -372,8 +394,12 @@ class _Run:
         # A step a micro-batch, with one wait at its end: the first brings the next layer's weights; at attention
         # each brings the next one's cache and stores the last one's; the last before attention brings its first.
         one = n == 1
-        first = _beside(computed, (weights, 1), (load_cache, attention & ~one | before_attention & one),
-                        (store, layer.kind == "mlp"))
+        first = _beside(
+            computed,
+            (weights, 1),
+            (load_cache, attention & ~one | before_attention & one),
+            (store, layer.kind == "mlp"),
+        )
         middle = _beside(computed, (load_cache, attention), (store, attention))
         last = _beside(computed, (load_cache, before_attention), (store, attention))
         steps = ((first, 1.0), (middle, np.maximum(n - 2, 0)), (last, np.minimum(n - 1, 1)))
@@ -441,7 +467,7 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
     seconds = np.append(prefill.ravel(), decode.ravel())
     loading = np.zeros_like(seconds)
     if not settings.debug_mode:
-        loading[:2] = (profile.prefill_kernel_loading_s, profile.decode_kernel_loading_s)[:loading.size]
+        loading[:2] = (profile.prefill_kernel_loading_s, profile.decode_kernel_loading_s)[: loading.size]
     terms[KERNEL_LOADING] = loading
     return seconds + loading, terms, bool(run.cached.all())
 
@@ -453,8 +479,11 @@ def _single(settings: RunSettings, profile: MachineProfile) -> _Run:
 
 
 def fastest_latencies(
-    settings: RunSettings, profile: MachineProfile, splits: Sequence[tuple[int, int]],
-    batch_sizes: NDArray[np.int64], batch_counts: Sequence[int],
+    settings: RunSettings,
+    profile: MachineProfile,
+    splits: Sequence[tuple[int, int]],
+    batch_sizes: NDArray[np.int64],
+    batch_counts: Sequence[int],
 ) -> Seconds:
     """Seconds of the whole run at each placement, micro-batch size and count (the axes of `batch_sizes`), at the
     least and nearly exactly: each decode pass at the mean context. (A pass is a maximum of lines in the context,
@@ -495,7 +524,8 @@ def _predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
         decode_pass_latencies_s=tuple(seconds[1:].tolist()),
         total_throughput_tok_s=work.generated_tokens / float(seconds.sum()),
         total_throughput_tok_s_bounds=(
-            work.generated_tokens / sum(terms.values()), work.generated_tokens / max(terms.values()),
+            work.generated_tokens / sum(terms.values()),
+            work.generated_tokens / max(terms.values()),
         ),
         bottleneck=max(terms, key=lambda name: terms[name]),
         terms_s=terms,
@@ -550,8 +580,11 @@ def with_rate_of(profile: MachineProfile, field: str, point: Measured) -> Machin
     """The profile with `field` such that the point comes out as measured. Refused if none does."""
     settings = point.settings
     return with_seconds(
-        profile, field, lambda tried: float(latencies(settings, tried)[0].sum()),
-        settings.workload.generated_tokens / point.total_throughput_tok_s, f"--percent {settings.split}",
+        profile,
+        field,
+        lambda tried: float(latencies(settings, tried)[0].sum()),
+        settings.workload.generated_tokens / point.total_throughput_tok_s,
+        f"--percent {settings.split}",
     )
 
 
@@ -559,6 +592,7 @@ def with_seconds(
     profile: MachineProfile, field: str, seconds_of: Callable[[MachineProfile], float], measured_s: float, what: str
 ) -> MachineProfile:
     """The profile with `field` such that `seconds_of` it is what was measured, by bisection. Refused if none does."""
+
     def with_value(value: float) -> MachineProfile:
         return profile.model_copy(update={field: value})
 
@@ -589,10 +623,12 @@ class Loads:
 def loads(settings: RunSettings, profile: MachineProfile) -> Loads:
     """What FlexGen's own timer of load_weight (`--debug-mode breakdown`) would show."""
     run = _single(settings, profile)
-    return Loads(*(
-        float(load.main_thread.item() + load.seconds.item())
-        for load in map(run.load_weights, (run.attention, run.mlp))
-    ))
+    return Loads(
+        *(
+            float(load.main_thread.item() + load.seconds.item())
+            for load in map(run.load_weights, (run.attention, run.mlp))
+        )
+    )
 
 
 def with_page_cache_of(profile: MachineProfile, settings: RunSettings, measured: Loads) -> MachineProfile:
@@ -610,6 +646,9 @@ def with_page_cache_of(profile: MachineProfile, settings: RunSettings, measured:
             update={"file_overhead_us": 1e6 * float(overhead_s), "page_cache_gb_s": 1 / float(s_per_gb)}
         )
     return with_seconds(
-        profile.model_copy(update={"file_overhead_us": 0.0}), "page_cache_gb_s",
-        lambda tried: loads(settings, tried).block_s, measured.block_s, "a block's loads",
+        profile.model_copy(update={"file_overhead_us": 0.0}),
+        "page_cache_gb_s",
+        lambda tried: loads(settings, tried).block_s,
+        measured.block_s,
+        "a block's loads",
     )

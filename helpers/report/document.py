@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from helpers import analysis, paths
 from helpers.analysis import matching, readers
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import in_line, listed, plain
 from helpers.homework import QUESTIONS
 from helpers.machine.emulation import EMULATED_T4
@@ -35,8 +35,11 @@ SECTIONS = {
     "q1": ("Q1. Progressive offload sweep", ("q1", "q1_ratios"), ("q1_throughput", "q1_memory", "q1_parts")),
     "q2": ("Q2. Batch size and I/O amortization", ("q2", "q2_ratios"), ("q2",)),
     "q3": ("Q3. Weight compression and tier interaction", ("q3",), ("q3",)),
-    "q4": ("Q4. I/O behaviour and bottleneck under disk offload", ("q4_disk", "q4_breakdown"),
-           ("q4_disk", "q4_breakdown")),
+    "q4": (
+        "Q4. I/O behaviour and bottleneck under disk offload",
+        ("q4_disk", "q4_breakdown"),
+        ("q4_disk", "q4_breakdown"),
+    ),
 }
 
 BETTER_READER = (
@@ -92,7 +95,7 @@ def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
     return write(points, output_dir)
 
 
-def write(points: Sequence[Point], output_dir: str | Path, machine_text: str = "") -> list[Path]:
+def write(points: Sequence[Run], output_dir: str | Path, machine_text: str = "") -> list[Path]:
     """Write `tables/`, `figures/`, `report.md` and `report.html` into a folder; return their paths.
 
     `machine_text` (Markdown) is put before what the points themselves say about their machine.
@@ -114,7 +117,7 @@ def write(points: Sequence[Point], output_dir: str | Path, machine_text: str = "
 
 
 def markdown(
-    points: Sequence[Point], all_tables: dict[str, Table], all_plots: dict[str, Plot], machine_text: str = ""
+    points: Sequence[Run], all_tables: dict[str, Table], all_plots: dict[str, Plot], machine_text: str = ""
 ) -> str:
     """The report as Markdown, its plots by relative path."""
     rows = homework_rows(points)
@@ -127,14 +130,14 @@ def markdown(
             continue
         blocks += [all_tables[name].markdown for name in table_names]
         blocks += [_image(all_plots[name]) for name in plot_names if all_plots[name].drawn]
-        blocks.append(getattr(analysis, question)(points).markdown)
+        blocks.append(analysis.BY_QUESTION[question].analyze(points).markdown)
     if len(all_tables["disk_reads"].frame):
         blocks += ["## What the disk had to give", all_tables["disk_reads"].markdown]
-        blocks += [analysis.disk_reads_markdown(points)]
+        blocks += [analysis.disk_reads.markdown(points)]
     if any(row.id in rows.by_id for row in QUESTIONS["q4"]):
         blocks += ["## What a better reader buys", BETTER_READER]
         blocks += [all_tables["disk_readers"].markdown] if "disk_readers" in all_tables else []
-        blocks += [analysis.disk_readers(points).markdown]
+        blocks += [analysis.disk_readers.analyze(points).markdown]
     if "comparison" in all_tables and len(all_tables["comparison_ratios"].frame) + len(all_tables["comparison"].frame):
         blocks += ["## Beside the Colab T4"]
         blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]
@@ -185,12 +188,10 @@ def _image(plot: Plot) -> str:
     return f"![{in_line(plot.alt)}](figures/{plot.name}.png)"
 
 
-def _obtained(points: Sequence[Point], machine_text: str) -> list[str]:
+def _obtained(points: Sequence[Run], machine_text: str) -> list[str]:
     blocks = [machine_text] if machine_text else []
     present = dict.fromkeys(point.kind for point in points)
-    blocks.append("\n".join(
-        f"- **{kind}** ({_count(points, kind)}): {KINDS[kind]}" for kind in present
-    ))
+    blocks.append("\n".join(f"- **{kind}** ({_count(points, kind)}): {KINDS[kind]}" for kind in present))
     machines = {p.machine.model_dump_json(): p.machine for p in points if p.machine}
     for machine in machines.values():
         gpu = f", {plain(machine.gpu_mem_gib)} GiB" if machine.gpu_mem_gib is not None else ""
@@ -231,7 +232,7 @@ def _and_more(lines: Sequence[str]) -> str:
     return f"\n\n... and {len(lines) - MOST_LINES:,} more." if len(lines) > MOST_LINES else ""
 
 
-def _count(points: Sequence[Point], kind: str) -> str:
+def _count(points: Sequence[Run], kind: str) -> str:
     sources = ", ".join(dict.fromkeys(in_line(p.source) for p in points if p.kind == kind))
     count = sum(p.kind == kind for p in points)
     return f"{count} run{'s' if count > 1 else ''}, {sources}"

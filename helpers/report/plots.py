@@ -15,7 +15,7 @@ from helpers import analysis
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.offload_sweep import number
-from helpers.analysis.runs import Point
+from helpers.analysis.runs import Run
 from helpers.analysis.values import Value, latency, listed, pass_time, plain, seconds, throughput
 from helpers.homework import QUESTIONS, Row
 from helpers.placement import TIERS
@@ -52,28 +52,40 @@ def save(plot: Plot, folder: Path) -> str:
     return plot.alt
 
 
-def every(points: Sequence[Point]) -> dict[str, Plot]:
+def every(points: Sequence[Run]) -> dict[str, Plot]:
     """All plots by name, in the order of the report."""
-    plots = [q1_throughput(points), q1_memory(points), q1_parts(points), q2(points), q3(points), q4_disk(points),
-             q4_breakdown(points)]
+    plots = [
+        offload_sweep_throughput(points),
+        offload_sweep_memory(points),
+        offload_sweep_parts(points),
+        batch_size(points),
+        weight_compression(points),
+        disk_io(points),
+        breakdown(points),
+    ]
     return {plot.name: plot for plot in plots}
 
 
 # ---- question 1 -----------------------------------------------------------------------------------------------------
 
 
-def q1_throughput(points: Iterable[Point]) -> Plot:
+def offload_sweep_throughput(points: Iterable[Run]) -> Plot:
     """Throughput by split, log scale."""
     rows = homework_rows(points)
     return _bars_by_split(
-        "q1_throughput", "Throughput by offload split", "Total throughput (token/s, log scale)", rows, throughput,
+        "q1_throughput",
+        "Throughput by offload split",
+        "Total throughput (token/s, log scale)",
+        rows,
+        throughput,
         log=True,
     )
 
 
-def q1_memory(points: Iterable[Point]) -> Plot:
+def offload_sweep_memory(points: Iterable[Run]) -> Plot:
     """Peak GPU memory by split."""
-    def peak(point: Point | None) -> Value | None:
+
+    def peak(point: Run | None) -> Value | None:
         return Value.of(point.peak_gpu_mem_gib) if point and point.peak_gpu_mem_gib is not None else None
 
     return _bars_by_split(
@@ -94,39 +106,69 @@ def _bars_by_split(name: str, title: str, unit: str, rows: Rows, figure_of, log:
     return Plot(name, alt + f" {provenance(rows, wanted)}", figure)
 
 
-def q1_parts(points: Iterable[Point]) -> Plot:
+def offload_sweep_parts(points: Iterable[Run]) -> Plot:
     """Seconds that computing, PCIe and the disk tier would each take of a pass, beside the pass measured."""
     points = tuple(points)
     rows, title, name, wanted = homework_rows(points), "Parts of a pass, each alone", "q1_parts", QUESTIONS["q1"]
-    terms = analysis.q1(points).terms
+    terms = analysis.offload_sweep.analyze(points).terms
     if not terms:
         return _nothing(name, title, rows)
     figure, axes = _canvas(title, rows, wanted)
-    parts = (("computing", "compute", BLUE), ("PCIe (host to device), at most", "host_to_device", ORANGE),
-             ("disk tier, at most", "disk", GREEN))
+    parts = (
+        ("computing", "compute", BLUE),
+        ("PCIe (host to device), at most", "host_to_device", ORANGE),
+        ("disk tier, at most", "disk", GREEN),
+    )
     width = 0.2
     for i, (label, part, colour) in enumerate(parts):
         heights = [getattr(terms[row.id], part) if row.id in terms else None for row in wanted]
-        _bars(axes, [Value.of(h) if h else None for h in heights], colour, shift=(i - 1.5) * width, width=width,
-              label=label, log=True, missing=False, text=_two_digits)
+        _bars(
+            axes,
+            [Value.of(h) if h else None for h in heights],
+            colour,
+            shift=(i - 1.5) * width,
+            width=width,
+            label=label,
+            log=True,
+            missing=False,
+            text=_two_digits,
+        )
     measured = [pass_time(rows.done(row.id)) for row in wanted]
-    _bars(axes, measured, GREY, shift=1.5 * width, width=width, label="whole pass", log=True, missing=False,
-          text=_two_digits)
+    _bars(
+        axes,
+        measured,
+        GREY,
+        shift=1.5 * width,
+        width=width,
+        label="whole pass",
+        log=True,
+        missing=False,
+        text=_two_digits,
+    )
     axes.set_xticks(range(len(wanted)), [_split_label(row, rows) for row in wanted])
     axes.set_ylabel("Seconds per forward pass (log scale)")
     _legend(axes)
-    alt = f"{title}, seconds: " + " ".join(
-        f"{number(row_id)} " + listed(f"{label} {seconds(value)}" for label, value in
-                                      zip(("computing", "PCIe", "disk tier"), found.by_name.values()) if value) + ";"
-        for row_id, found in terms.items()
-    ) + f" {provenance(rows, wanted)}"
+    alt = (
+        f"{title}, seconds: "
+        + " ".join(
+            f"{number(row_id)} "
+            + listed(
+                f"{label} {seconds(value)}"
+                for label, value in zip(("computing", "PCIe", "disk tier"), found.by_name.values())
+                if value
+            )
+            + ";"
+            for row_id, found in terms.items()
+        )
+        + f" {provenance(rows, wanted)}"
+    )
     return Plot(name, alt, figure)
 
 
 # ---- question 2 -----------------------------------------------------------------------------------------------------
 
 
-def q2(points: Iterable[Point]) -> Plot:
+def batch_size(points: Iterable[Run]) -> Plot:
     """Throughput and wall time against the batch, with the ideal line."""
     rows, title, name, wanted = homework_rows(points), "Batch size with all weights on disk", "q2", QUESTIONS["q2"]
     known = [p for row_id in BATCHES if (p := rows.done(row_id)) and throughput(p)]
@@ -137,8 +179,15 @@ def q2(points: Iterable[Point]) -> Plot:
     speeds, times = [throughput(p) for p in known], [latency(p) for p in known]
     first = speeds[0].value / batches[0]
     if len(known) > 1:
-        left.plot(batches, [first * b for b in batches], color=GREY, linestyle="--", linewidth=2, zorder=3,
-                  label="ideal: in proportion to the batch")
+        left.plot(
+            batches,
+            [first * b for b in batches],
+            color=GREY,
+            linestyle="--",
+            linewidth=2,
+            zorder=3,
+            label="ideal: in proportion to the batch",
+        )
     _line(left, batches, speeds, BLUE, "throughput", aside=True)
     left.set_yscale("log")
     left.set_ylabel("Total throughput (token/s, log scale)")
@@ -155,8 +204,13 @@ def q2(points: Iterable[Point]) -> Plot:
     low, high = left.get_ylim()
     left.set_ylim(*((low / 1.8, high * 1.3) if len(known) > 1 else (low / 4, high * 4)))  # else no tick is within
     _log_ticks(left, low, high)
-    alt = (f"{title}. Throughput in token/s: " + _said(zip((f"batch {b}" for b in batches), speeds))
-           + " Wall time in s: " + _said(zip((f"batch {b}" for b in batches), times)) + f" {provenance(rows, wanted)}")
+    alt = (
+        f"{title}. Throughput in token/s: "
+        + _said(zip((f"batch {b}" for b in batches), speeds))
+        + " Wall time in s: "
+        + _said(zip((f"batch {b}" for b in batches), times))
+        + f" {provenance(rows, wanted)}"
+    )
     return Plot(name, alt, figure)
 
 
@@ -166,22 +220,32 @@ def _line(axes: Axes, x: list, values: list[Value], colour: str, label: str, asi
     errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
     axes.errorbar(x, heights, yerr=errors, color=colour, marker="o", capsize=4, label=label)
     for place, height in zip(x, heights):
-        axes.annotate(f"{height:.4g}", (place, height), xytext=(9, -13) if aside else (0, 8),
-                      textcoords="offset points", ha="left" if aside else "center")
+        axes.annotate(
+            f"{height:.4g}",
+            (place, height),
+            xytext=(9, -13) if aside else (0, 8),
+            textcoords="offset points",
+            ha="left" if aside else "center",
+        )
 
 
 # ---- question 3 -----------------------------------------------------------------------------------------------------
 
 
-def q3(points: Iterable[Point]) -> Plot:
+def weight_compression(points: Iterable[Run]) -> Plot:
     """Throughput and peak memory without and with 4-bit weights."""
     rows, title, name, wanted = homework_rows(points), "4-bit weights, before and after", "q3", QUESTIONS["q3"]
     pairs = (("100 % GPU", "q1-1", "q3-gpu-4bit"), ("100 % disk", "q1-5", "q3-disk-4bit"))
     speeds = [[throughput(rows.done(pair[side])) for pair in pairs] for side in (1, 2)]
     if not any(v for side in speeds for v in side):
         return _nothing(name, title, rows)
-    peaks = [[Value.of(p.peak_gpu_mem_gib) if (p := rows.done(pair[side])) and p.peak_gpu_mem_gib is not None else None
-              for pair in pairs] for side in (1, 2)]
+    peaks = [
+        [
+            Value.of(p.peak_gpu_mem_gib) if (p := rows.done(pair[side])) and p.peak_gpu_mem_gib is not None else None
+            for pair in pairs
+        ]
+        for side in (1, 2)
+    ]
     figure, (left, right) = _canvas(title, rows, wanted, columns=2)
     for axes, (before, after), unit, log in (
         (left, speeds, "Total throughput (token/s, log scale)", True),
@@ -189,14 +253,21 @@ def q3(points: Iterable[Point]) -> Plot:
     ):
         _bars(axes, before, BLUE, shift=-0.2, width=0.38, label="fp16 weights", log=log)
         _bars(axes, after, ORANGE, shift=0.2, width=0.38, label="4-bit weights", log=log)
-        axes.set_xticks(range(2), [f"{label}\n(achieved the same)" if _achieved_as_asked(rows, *ids) else label
-                                   for label, *ids in pairs])
+        axes.set_xticks(
+            range(2),
+            [f"{label}\n(achieved the same)" if _achieved_as_asked(rows, *ids) else label for label, *ids in pairs],
+        )
         axes.set_ylabel(unit)
         _legend(axes)
-    alt = f"{title}. Throughput in token/s: " + _said(
-        (f"{pair[0]} {kind}", value)
-        for kind, side in (("fp16", 0), ("4-bit", 1)) for pair, value in zip(pairs, speeds[side])
-    ) + f" {provenance(rows, wanted)}"
+    alt = (
+        f"{title}. Throughput in token/s: "
+        + _said(
+            (f"{pair[0]} {kind}", value)
+            for kind, side in (("fp16", 0), ("4-bit", 1))
+            for pair, value in zip(pairs, speeds[side])
+        )
+        + f" {provenance(rows, wanted)}"
+    )
     return Plot(name, alt, figure)
 
 
@@ -208,11 +279,14 @@ def _achieved_as_asked(rows: Rows, *ids: str) -> bool:
 # ---- question 4 -----------------------------------------------------------------------------------------------------
 
 
-def q4_disk(points: Iterable[Point]) -> Plot:
+def disk_io(points: Iterable[Run]) -> Plot:
     """What the disk read, interval by interval, with the measured repeats marked."""
     rows, title, name = homework_rows(points), "Reads of the disk, all weights on disk", "q4_disk"
-    runs = [(label, p) for row_id, label in (("q1-5", "page cache as it was"), ("q4-disk-cold", "page cache dropped"))
-            if (p := rows.done(row_id)) and p.disk and p.disk.time_s]
+    runs = [
+        (label, p)
+        for row_id, label in (("q1-5", "page cache as it was"), ("q4-disk-cold", "page cache dropped"))
+        if (p := rows.done(row_id)) and p.disk and p.disk.time_s
+    ]
     if len(runs) == 2 and runs[0][1] is runs[1][1]:
         runs = runs[1:]
     wanted = [row for row in QUESTIONS["q4"] if row.debug_mode is None]
@@ -234,12 +308,14 @@ def q4_disk(points: Iterable[Point]) -> Plot:
         size_axes.axhline(32, color=VERMILION, linestyle="--", label="32 KiB, the rule's limit")
         for axes in (rate_axes, size_axes):
             for i, (start, end) in enumerate(point.windows_s):
-                axes.axvspan(start, end, color=SKY, alpha=0.25, linewidth=0,
-                             label="measured repeat" if i == 0 else None)
+                axes.axvspan(
+                    start, end, color=SKY, alpha=0.25, linewidth=0, label="measured repeat" if i == 0 else None
+                )
             axes.set_ylim(bottom=0)
             axes.margins(x=0.02)
-        rate_axes.set_title(f"{label} ({point.disk.device}, {point.disk.source})", fontsize="medium", pad=24,
-                            parse_math=False)
+        rate_axes.set_title(
+            f"{label} ({point.disk.device}, {point.disk.source})", fontsize="medium", pad=24, parse_math=False
+        )
         rate_axes.set_ylabel("Read rate (MiB/s)")
         size_axes.set_ylabel("Mean request (KiB)")
         size_axes.set_xlabel("Time since the run's start (s)")
@@ -252,11 +328,11 @@ def q4_disk(points: Iterable[Point]) -> Plot:
     return Plot(name, f"{title}; {'; '.join(said)}. {provenance(rows, wanted)}", figure)
 
 
-def q4_breakdown(points: Iterable[Point]) -> Plot:
+def breakdown(points: Iterable[Run]) -> Plot:
     """load_weight beside compute_layer_decoding, log scale."""
     rows, title, name = homework_rows(points), "Breakdown: loading a layer and computing it", "q4_breakdown"
     wanted = [row for row in QUESTIONS["q4"] if row.debug_mode]
-    found = analysis.q4(tuple(rows.by_id.values()))
+    found = analysis.disk_io.analyze(tuple(rows.by_id.values()))
     runs = (("(1) 100 % GPU", found.gpu), ("(5) 100 % disk", found.disk))
     if not any(run for _, run in runs):
         return _nothing(name, title, rows)
@@ -264,23 +340,39 @@ def q4_breakdown(points: Iterable[Point]) -> Plot:
     load = [Value.of(run.load_weight_s) if run and run.load_weight_s else None for _, run in runs]
     compute = [Value.of(run.compute_s) if run and run.compute_s else None for _, run in runs]
     _bars(axes, load, GREEN, shift=-0.2, width=0.38, label="load_weight (per layer)", log=True, text=seconds)
-    _bars(axes, compute, BLUE, shift=0.2, width=0.38, label="compute_layer_decoding (per batch)", log=True,
-          text=seconds)
+    _bars(
+        axes, compute, BLUE, shift=0.2, width=0.38, label="compute_layer_decoding (per batch)", log=True, text=seconds
+    )
     medians = [
-        (i + shift - 0.12, median) for i, (_, run) in enumerate(runs) if run
-        for shift, median in ((-0.2, run.load_weight_s_median), (0.2, run.compute_s_median)) if median
+        (i + shift - 0.12, median)
+        for i, (_, run) in enumerate(runs)
+        if run
+        for shift, median in ((-0.2, run.load_weight_s_median), (0.2, run.compute_s_median))
+        if median
     ]
     if medians:  # a few slow calls raise a mean
-        axes.plot(*zip(*medians), linestyle="none", marker="D", markersize=7, markerfacecolor="white",
-                  markeredgecolor="black", label="median")
+        axes.plot(
+            *zip(*medians),
+            linestyle="none",
+            marker="D",
+            markersize=7,
+            markerfacecolor="white",
+            markeredgecolor="black",
+            label="median",
+        )
         axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.5 * min(median for _, median in medians)))
     axes.set_xticks(range(2), [label for label, _ in runs])
     axes.set_ylabel("Mean seconds (log scale)")
     _legend(axes)
-    alt = f"{title}, mean seconds. load_weight: " + _said(zip((r[0] for r in runs), load)) + (
-        " compute_layer_decoding: " + _said(zip((r[0] for r in runs), compute))
-        + (" Medians: " + ", ".join(f"{plain(median)}" for _, median in medians) + "." if medians else "")
-        + f" {provenance(rows, wanted)}"
+    alt = (
+        f"{title}, mean seconds. load_weight: "
+        + _said(zip((r[0] for r in runs), load))
+        + (
+            " compute_layer_decoding: "
+            + _said(zip((r[0] for r in runs), compute))
+            + (" Medians: " + ", ".join(f"{plain(median)}" for _, median in medians) + "." if medians else "")
+            + f" {provenance(rows, wanted)}"
+        )
     )
     return Plot(name, alt, figure)
 
@@ -313,8 +405,14 @@ def _wrapped(text: str, width: int = 115) -> str:
 
 
 def _bars(
-    axes: Axes, values: Sequence[Value | None], colour: str, shift: float = 0, width: float = 0.6,
-    label: str | None = None, log: bool = False, missing: bool = True,
+    axes: Axes,
+    values: Sequence[Value | None],
+    colour: str,
+    shift: float = 0,
+    width: float = 0.6,
+    label: str | None = None,
+    log: bool = False,
+    missing: bool = True,
     text: Callable[[float], str] = plain,
 ) -> None:
     """Bars with their values on top and the range of repeats; a missing one is written in its place."""
@@ -325,9 +423,13 @@ def _bars(
     spread = [(x, v) for x, v in known if v.repeated]
     if spread:
         axes.errorbar(
-            [x for x, _ in spread], [v.value for _, v in spread],
+            [x for x, _ in spread],
+            [v.value for _, v in spread],
             yerr=[[v.value - v.low for _, v in spread], [v.high - v.value for _, v in spread]],
-            fmt="none", ecolor="black", capsize=4, linewidth=1,
+            fmt="none",
+            ecolor="black",
+            capsize=4,
+            linewidth=1,
         )
     if log and heights:
         axes.set_yscale("log")
@@ -337,8 +439,15 @@ def _bars(
     if missing:
         for i, v in enumerate(values):
             if v is None:
-                axes.annotate("no figure", (i + shift, 0.02), xycoords=("data", "axes fraction"), ha="center",
-                              color=GREY, fontsize="small", rotation=90 if width < 0.5 else 0)
+                axes.annotate(
+                    "no figure",
+                    (i + shift, 0.02),
+                    xycoords=("data", "axes fraction"),
+                    ha="center",
+                    color=GREY,
+                    fontsize="small",
+                    rotation=90 if width < 0.5 else 0,
+                )
     axes.set_xlim(-0.6, len(values) - 0.4)
     _headroom(axes, log)
 

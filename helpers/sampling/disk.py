@@ -165,8 +165,14 @@ class Iostat:
         # One process group, so that stop() also ends what a wrapper script started.
         self._process = subprocess.Popen(
             ["iostat", "-d", "-x", "-k", device, f"{IOSTAT_INTERVAL_S:.0f}"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, encoding="utf-8", errors="replace", env=_plain_environment(), start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=_plain_environment(),
+            start_new_session=True,
         )
         self.rates: list[Rates] = []
         self._reader = threading.Thread(target=self._read, args=(device,), name="iostat", daemon=True)
@@ -199,8 +205,14 @@ def iostat_version() -> str:
     """What the installed iostat calls itself: `iostat 12.6.1`, or `iostat` if it does not say."""
     try:
         said = subprocess.run(
-            ["iostat", "-V"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", env=_plain_environment(), timeout=2,
+            ["iostat", "-V"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=_plain_environment(),
+            timeout=2,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return "iostat"

@@ -62,9 +62,20 @@ def install_missing(requirements: Path, say: Callable[[str], None] = print) -> l
         pins = [f"{name}=={version}" for name, version in before.items() if VERSION.fullmatch(version)]
         constraints.write_text("\n".join(pins))
         pip = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input",
-             "--constraint", str(constraints), *lacking],
-            capture_output=True, text=True,
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-input",
+                "--constraint",
+                str(constraints),
+                *lacking,
+            ],
+            capture_output=True,
+            text=True,
         )
     importlib.invalidate_caches()
     after = installed()

@@ -51,7 +51,8 @@ def _gpu(device: str) -> Check:
     found = gpus.visible()
     if not found:
         return Check(
-            "warn", "GPU",
+            "warn",
+            "GPU",
             "none (in Colab: Runtime > Change runtime type > T4 GPU); runs go to the emulated GPU, on the CPU, and "
             "every figure says so",
         )
@@ -88,7 +89,8 @@ def _disk(root: Path) -> Check:
         return Check("FAIL", "disk", f"{text}: that is memory, not a disk; set OFFLOAD_LAB_HOME to a folder on a disk")
     if disk.is_network:
         return Check(
-            "warn", "disk",
+            "warn",
+            "disk",
             f"{text}: a network or FUSE file system such as Google Drive; weights and offload files crawl or break "
             "there, set OFFLOAD_LAB_HOME to a folder on this machine's disk",
         )

@@ -78,7 +78,8 @@ def tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, St
                 found[_flexgen_name(name)] = tensor
     wrong = [
         f"{name} is {tensor.shape}, {shapes[name]} by its config"
-        for name, tensor in found.items() if name in shapes and tensor.shape != shapes[name]
+        for name, tensor in found.items()
+        if name in shapes and tensor.shape != shapes[name]
     ]
     wrong += [f"{name} {shapes[name]} is missing" for name in shapes if name not in found]
     wrong += [f"{name} {found[name].shape} has no place in the model" for name in found if name not in shapes]

@@ -208,17 +208,23 @@ def _child(
 ) -> Iterator[tuple[queue.Queue[dict[str, Any]], Callable[[list[str]], None]]]:
     """The process that downloads: its messages, and `go(names)`, which it waits for. Gone when this ends."""
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
         **({} if accelerated else UNACCELERATED),
     }
     messages: queue.Queue[dict[str, Any]] = queue.Queue()
     with tempfile.TemporaryFile() as complaints:
         # A session of its own: Ctrl-C in a terminal reaches only us, and we stop it in order.
         child = subprocess.Popen(
-            [sys.executable, "-m", "helpers.weights.hub", repo, revision or ""], env=environment,
+            [sys.executable, "-m", "helpers.weights.hub", repo, revision or ""],
+            env=environment,
             start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
         )
         assert child.stdin and child.stdout
 
@@ -287,9 +293,7 @@ def _download(repo: str, revision: str | None, tell: Callable[[dict[str, Any]], 
         whole = blobs / hashes[name]  # and not linked yet, if it is there
         part = whole if whole.exists() else _part(whole)
         parts[name] = _usable_bytes(part, sizes[name])
-    tell({
-        "commit": info.sha, "sizes": sizes, "cached": there, "parts": parts, "cache": str(constants.HF_HUB_CACHE),
-    })
+    tell({"commit": info.sha, "sizes": sizes, "cached": there, "parts": parts, "cache": str(constants.HF_HUB_CACHE)})
     names = json.loads(sys.stdin.readline() or "[]")
     if not names:
         return

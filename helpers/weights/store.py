@@ -263,11 +263,7 @@ def _make(target: Path, model: OptModel, source: Source, say: Callable[[str], No
 
 
 def _repair(
-    target: Path,
-    model: OptModel,
-    faults: dict[str, str],
-    open_source: Callable[[], Source],
-    say: Callable[[str], None],
+    target: Path, model: OptModel, faults: dict[str, str], open_source: Callable[[], Source], say: Callable[[str], None]
 ) -> None:
     for name, fault in faults.items():
         say(f"{target / name}: {fault}; making it again")

@@ -29,7 +29,10 @@ class CommandLine:
     def start(self, *arguments: str, program=("-m", "helpers"), checkout: Path = paths.ROOT, env=None, **options):
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(checkout), **(env or {})}
         return subprocess.Popen(
-            [sys.executable, *program, *map(str, arguments)], text=True, encoding="utf-8", stdin=subprocess.DEVNULL,
+            [sys.executable, *program, *map(str, arguments)],
+            text=True,
+            encoding="utf-8",
+            stdin=subprocess.DEVNULL,
             **{"cwd": checkout, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
 

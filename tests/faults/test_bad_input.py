@@ -27,8 +27,14 @@ SPLIT = ("--percent", "100", "0", "100", "0", "100", "0")
 MEASURE = ("measure", "--device", "emulated", "--output", "out")
 PROFILE = json.loads(T4_COLAB.model_dump_json())
 OPT_CONFIG = {
-    "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256,
-    "vocab_size": 128, "max_position_embeddings": 128, "word_embed_proj_dim": 64,
+    "model_type": "opt",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 256,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
+    "word_embed_proj_dim": 64,
 }
 HEADER = "model,percent,gpu_batch_size,prompt_len,gen_len"
 ROW = "opt-1.3b,100 0 100 0 100 0,4,128,16"
@@ -168,10 +174,22 @@ def test_a_command_that_makes_no_sense_is_refused(arguments, words, here, capsys
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 @given(
-    flag=st.sampled_from((
-        "--model", "--device", "--prompt-len", "--gen-len", "--gpu-batch-size", "--num-gpu-batches", "--overlap",
-        "--pin-weight", "--attn-sparsity", "--debug-mode", "--page-cache", "--repeats",
-    )),
+    flag=st.sampled_from(
+        (
+            "--model",
+            "--device",
+            "--prompt-len",
+            "--gen-len",
+            "--gpu-batch-size",
+            "--num-gpu-batches",
+            "--overlap",
+            "--pin-weight",
+            "--attn-sparsity",
+            "--debug-mode",
+            "--page-cache",
+            "--repeats",
+        )
+    ),
     value=st.text(min_size=1).filter(lambda text: not text.startswith("-")),
 )
 def test_any_text_is_a_value_or_refused(flag, value, here, capsys, monkeypatch):
@@ -241,8 +259,12 @@ FILES = [
     ("r.jsonl", "{}\n[]\nnull\n", ["analyze"], ["r.jsonl", "no readable record"]),
     ("r.jsonl", b"\xff\x00\xfe\n" * 3, ["analyze"], ["r.jsonl", "no readable record"]),
     ("r.jsonl", "[" * 100_000 + "\n", ["analyze"], ["r.jsonl", "no readable record"]),
-    ("r.jsonl", '{"schema_version":1,"method_version":1,"key":"0","kind":"k","status":"done",}\n', ["analyze"],
-     ["r.jsonl", "no readable record"]),
+    (
+        "r.jsonl",
+        '{"schema_version":1,"method_version":1,"key":"0","kind":"k","status":"done",}\n',
+        ["analyze"],
+        ["r.jsonl", "no readable record"],
+    ),
 ]
 
 
@@ -255,11 +277,19 @@ def test_a_file_that_is_none_is_refused_by_name(name, content, command, words, h
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-@given(st.dictionaries(
-    st.sampled_from([*profiles.numbers(), "name", "sources", "else"]),
-    st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers() | st.lists(st.integers(), max_size=2),
-    min_size=1, max_size=3,
-))
+@given(
+    st.dictionaries(
+        st.sampled_from([*profiles.numbers(), "name", "sources", "else"]),
+        st.none()
+        | st.booleans()
+        | st.text(max_size=5)
+        | st.floats()
+        | st.integers()
+        | st.lists(st.integers(), max_size=2),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_any_change_of_a_profile_is_a_profile_or_refused_in_one_line(here, changes):
     (here / "m.json").write_text(json.dumps(PROFILE | changes))
     try:
@@ -321,11 +351,14 @@ def test_a_models_folder_with_an_odd_config_is_refused(change, word, here, capsy
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
-@given(st.dictionaries(
-    st.sampled_from([*OPT_CONFIG, "pad_token_id", "activation_function"]),
-    st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers(-5, 5000) | st.lists(st.integers()),
-    min_size=1, max_size=3,
-))
+@given(
+    st.dictionaries(
+        st.sampled_from([*OPT_CONFIG, "pad_token_id", "activation_function"]),
+        st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers(-5, 5000) | st.lists(st.integers()),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_any_config_is_a_model_or_refused_in_one_line(here, changes):
     (here / "model").mkdir(exist_ok=True)
     (here / "model" / "config.json").write_text(json.dumps(OPT_CONFIG | changes))
@@ -427,16 +460,32 @@ def test_gpus_hidden_by_nonsense_are_no_gpus(visible, device, here, capsys, monk
 
 
 PARAMETERS = [
-    ({"device": "gpu"}, "'gpu'"), ({"device": ""}, "''"), ({"device": None}, "None"), ({"device": 0}, "0"),
-    ({"device": True}, "True"), ({"device": ["cuda"]}, "cuda"),
-    ({"model": 5}, "5"), ({"model": "gpt-2"}, "gpt-2"), ({"model": ["opt-1.3b"]}, "opt-1.3b"),
+    ({"device": "gpu"}, "'gpu'"),
+    ({"device": ""}, "''"),
+    ({"device": None}, "None"),
+    ({"device": 0}, "0"),
+    ({"device": True}, "True"),
+    ({"device": ["cuda"]}, "cuda"),
+    ({"model": 5}, "5"),
+    ({"model": "gpt-2"}, "gpt-2"),
+    ({"model": ["opt-1.3b"]}, "opt-1.3b"),
     ({"model": None}, "None"),
-    ({"model": 0}, "0"), ({"model": "../../x"}, "../../x"),
-    ({"page_cache": "warm"}, "warm"), ({"page_cache": True}, "True"), ({"page_cache": ""}, "page_cache"),
+    ({"model": 0}, "0"),
+    ({"model": "../../x"}, "../../x"),
+    ({"page_cache": "warm"}, "warm"),
+    ({"page_cache": True}, "True"),
+    ({"page_cache": ""}, "page_cache"),
     ({"page_cache": None}, "page_cache"),
-    ({"fresh": "yes"}, "'yes'"), ({"fresh": "no"}, "'no'"), ({"fresh": 1}, "1"), ({"fresh": None}, "None"),
-    ({"output_dir": 5}, "5"), ({"output_dir": None}, "None"), ({"output_dir": "/dev/null/x"}, "/dev/null/x"),
-    ({"output_dir": "a\0b"}, "null"), ({"output_dir": ["x"]}, "x"), ({"output_dir": "/proc/x"}, "/proc/x"),
+    ({"fresh": "yes"}, "'yes'"),
+    ({"fresh": "no"}, "'no'"),
+    ({"fresh": 1}, "1"),
+    ({"fresh": None}, "None"),
+    ({"output_dir": 5}, "5"),
+    ({"output_dir": None}, "None"),
+    ({"output_dir": "/dev/null/x"}, "/dev/null/x"),
+    ({"output_dir": "a\0b"}, "null"),
+    ({"output_dir": ["x"]}, "x"),
+    ({"output_dir": "/proc/x"}, "/proc/x"),
 ]
 
 
@@ -456,7 +505,7 @@ def test_a_parameter_that_makes_no_sense_stops_the_notebook_before_it_runs_anyth
     names |= given
     before, started = everything(here), set(psutil.Process().children(recursive=True))
     with pytest.raises(Refused) as refusal:
-        for cell in cells[at + 1:]:
+        for cell in cells[at + 1 :]:
             if cell["cell_type"] == "code":
                 exec("".join(cell["source"]), names)
     assert word in str(refusal.value) and len(str(refusal.value).splitlines()) <= 2

@@ -96,8 +96,28 @@ def test_a_clock_that_jumps_spoils_no_duration(command_line, tmp_path):
     assert float(check.stdout) > 86400, "the clock does not jump"
     began = time.monotonic()
     ended = command_line.run(
-        "measure", "--device", "emulated", "--percent", "0", "0", "100", "0", "100", "0", "--prompt-len", "16",
-        "--gen-len", "6", "--gpu-batch-size", "1", "--repeats", "2", "--json", "--output", tmp_path, env=environment,
+        "measure",
+        "--device",
+        "emulated",
+        "--percent",
+        "0",
+        "0",
+        "100",
+        "0",
+        "100",
+        "0",
+        "--prompt-len",
+        "16",
+        "--gen-len",
+        "6",
+        "--gpu-batch-size",
+        "1",
+        "--repeats",
+        "2",
+        "--json",
+        "--output",
+        tmp_path,
+        env=environment,
     )
     took_s = time.monotonic() - began
     assert ended.returncode == 0, ended.stderr

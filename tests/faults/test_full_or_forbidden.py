@@ -23,8 +23,25 @@ from helpers.results import Log
 from helpers.setup import doctor
 
 MEASURE = (
-    "measure", "--device", "emulated", "--percent", "0", "0", "100", "0", "100", "0", "--prompt-len", "16",
-    "--gen-len", "2", "--gpu-batch-size", "1", "--repeats", "1", "--json",
+    "measure",
+    "--device",
+    "emulated",
+    "--percent",
+    "0",
+    "0",
+    "100",
+    "0",
+    "100",
+    "0",
+    "--prompt-len",
+    "16",
+    "--gen-len",
+    "2",
+    "--gpu-batch-size",
+    "1",
+    "--repeats",
+    "1",
+    "--json",
 )
 REFUSED = 2
 
@@ -100,8 +117,12 @@ def test_someone_elses_folders(tmp_path):
 
     def measure(*arguments):
         return subprocess.run(
-            [*become, python, "-m", "helpers", *MEASURE, *arguments], cwd="/", env=packages | {"HOME": str(mine)},
-            capture_output=True, text=True, timeout=60,
+            [*become, python, "-m", "helpers", *MEASURE, *arguments],
+            cwd="/",
+            env=packages | {"HOME": str(mine)},
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
 
     assert_refused(measure("--output", theirs / "out"), str(theirs), "cannot be written")
@@ -137,7 +158,10 @@ class EmptyFuse:
             self.INIT: struct.pack("=IIIIHHIIHHI28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0, 0, 0),
             self.GETATTR: struct.pack("=QII", 1, 0, 0) + attributes,
             self.STATFS: struct.pack("=QQQQQIIII24x", 1 << 30, 1 << 30, 1 << 30, 1 << 20, 1 << 20, 4096, 255, 4096, 0),
-            self.OPENDIR: struct.pack("=QII", 1, 0, 0), self.READDIR: b"", self.RELEASEDIR: b"", self.ACCESS: b"",
+            self.OPENDIR: struct.pack("=QII", 1, 0, 0),
+            self.READDIR: b"",
+            self.RELEASEDIR: b"",
+            self.ACCESS: b"",
         }
         while True:
             try:

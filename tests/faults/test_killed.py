@@ -55,7 +55,11 @@ def kill_and_go_on(command_line, tmp_path, moments):
 
     def start():
         return command_line.start(
-            out, offload, program=("-c", SWEEP), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            out,
+            offload,
+            program=("-c", SWEEP),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env={"OFFLOAD_LAB_HOME": str(home)},
         )
 
@@ -107,9 +111,7 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
     environment = {"OFFLOAD_LAB_HOME": str(tmp_path / "home")}
     kept: list = []
     for _ in range(8):
-        process = command_line.start(
-            *command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = command_line.start(*command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         kill_after(process, source.uniform(0.5, 15))
         command_line.wait_for_all_to_end()
         now = readable(tmp_path / "out" / results.LOG_NAME)
@@ -125,11 +127,14 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("end", [
-    lambda program: os.killpg(program.pid, signal.SIGINT),  # Ctrl-C, as a terminal does: to all in the foreground
-    lambda program: program.terminate(),
-    lambda program: program.send_signal(signal.SIGHUP),  # its terminal is closed
-])
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda program: os.killpg(program.pid, signal.SIGINT),  # Ctrl-C, as a terminal does: to all in the foreground
+        lambda program: program.terminate(),
+        lambda program: program.send_signal(signal.SIGHUP),  # its terminal is closed
+    ],
+)
 def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, command_line, tmp_path):
     program = command_line.start("run", "q1", "--device", "emulated", "--output", tmp_path, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
@@ -146,8 +151,22 @@ def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, c
 
 def test_an_impatient_ctrl_c_is_one_line_too(command_line, tmp_path):
     program = command_line.start(
-        "measure", "--percent", "100", "0", "100", "0", "100", "0", "--device", "emulated", "--repeats", "1000",
-        "--output", tmp_path, env={"OFFLOAD_LAB_HOME": str(tmp_path / "home")}, start_new_session=True,
+        "measure",
+        "--percent",
+        "100",
+        "0",
+        "100",
+        "0",
+        "100",
+        "0",
+        "--device",
+        "emulated",
+        "--repeats",
+        "1000",
+        "--output",
+        tmp_path,
+        env={"OFFLOAD_LAB_HOME": str(tmp_path / "home")},
+        start_new_session=True,
     )
     deadline = time.monotonic() + LIMIT_S
     while not list((tmp_path / "home" / "offload").glob("run-*")):

@@ -76,9 +76,9 @@ def test_looked_through_or_read_whole_a_log_says_the_same(tmp_path):
     """`latest` against its definition, over done and failed records, torn lines and lines that are none."""
     log = Log(tmp_path / "some.jsonl")
     failed = {"status": "failed", "failure": {"kind": "timeout", "message": "too long"}}
-    for number, (key, fields) in enumerate([
-        ("a", {}), ("b", failed), ("a", failed), ("b", failed), ("c", failed), ("c", {}), ("a", {}), ("d", failed),
-    ]):
+    for number, (key, fields) in enumerate(
+        [("a", {}), ("b", failed), ("a", failed), ("b", failed), ("c", failed), ("c", {}), ("a", {}), ("d", failed)]
+    ):
         from helpers.results import Failure
 
         fields = {**fields, "failure": Failure(**fields["failure"])} if fields else {}

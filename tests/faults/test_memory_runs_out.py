@@ -30,10 +30,13 @@ CGROUP_LIMIT = 900 << 20  # a tiny run fits, a large one does not
 # ---- the GPU's
 
 
-@pytest.mark.parametrize("capacity_gib, work", [
-    (0.002, Workload(gpu_batch_size=1, prompt_len=16, gen_len=2)),  # not even the weights
-    (0.02, Workload(gpu_batch_size=32, prompt_len=64, gen_len=2)),  # the KV cache or the activations
-])
+@pytest.mark.parametrize(
+    "capacity_gib, work",
+    [
+        (0.002, Workload(gpu_batch_size=1, prompt_len=16, gen_len=2)),  # not even the weights
+        (0.02, Workload(gpu_batch_size=32, prompt_len=64, gen_len=2)),  # the KV cache or the activations
+    ],
+)
 def test_the_gpus_memory(capacity_gib, work, tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "EMULATED_T4", replace(launcher.EMULATED_T4, gpu_mem_gib=capacity_gib))
     failure = run_one(mini(workload=work), tmp_path).failure
@@ -57,6 +60,7 @@ def test_what_fits_to_the_last_byte_runs(tmp_path, monkeypatch):
 
 def test_address_space_that_a_limit_refuses(command_line, tmp_path):
     """FlexGen's four copy threads ask for 2 GiB each; under `ulimit -v` the allocator is told no."""
+
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (6 * GIB, 6 * GIB))
 
@@ -128,8 +132,7 @@ def test_the_kernels_oom_killer_in_a_cgroup(small_cgroup, command_line, tmp_path
     assert ended.returncode == 1, ended.stderr
     figures = json.loads(ended.stdout)
     assert figures["status"] == "killed", figures["reason"]
-    for words in ("OOM killer", "memory ran out", "of 900.0 MiB", "cgroup",
-                  "put less on the CPU"):
+    for words in ("OOM killer", "memory ran out", "of 900.0 MiB", "cgroup", "put less on the CPU"):
         assert words in figures["reason"], figures["reason"]
     small = command_line.run(*MEASURE, *TINY, "--output", tmp_path, preexec_fn=enter)
     assert small.returncode == 0, small.stderr
@@ -144,12 +147,15 @@ def test_a_person_is_not_taken_for_the_oom_killer(tmp_path, monkeypatch):
     assert failure.kind == "killed" and "not by the kernel's OOM killer" in failure.message
 
 
-@pytest.mark.parametrize("files, count", [
-    ({"cg/me/memory.events": "low 0\noom 3\noom_kill 2\n", "vmstat": "oom_kill 9\n"}, 2),
-    ({"cg/memory.events": "oom_kill 5\n"}, 5),  # a container shows its own cgroup as the mount's root
-    ({"vmstat": "pgfault 1\noom_kill 9\n"}, 9),
-    ({}, None),
-])
+@pytest.mark.parametrize(
+    "files, count",
+    [
+        ({"cg/me/memory.events": "low 0\noom 3\noom_kill 2\n", "vmstat": "oom_kill 9\n"}, 2),
+        ({"cg/memory.events": "oom_kill 5\n"}, 5),  # a container shows its own cgroup as the mount's root
+        ({"vmstat": "pgfault 1\noom_kill 9\n"}, 9),
+        ({}, None),
+    ],
+)
 def test_kills_are_counted_where_this_process_is(files, count, tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,25 @@ from helpers.results import Log
 from helpers.setup import doctor
 
 MEASURE = (
-    "measure", "--device", "emulated", "--percent", "0", "50", "100", "0", "100", "0", "--prompt-len", "16",
-    "--gen-len", "2", "--gpu-batch-size", "1", "--repeats", "1", "--json",
+    "measure",
+    "--device",
+    "emulated",
+    "--percent",
+    "0",
+    "50",
+    "100",
+    "0",
+    "100",
+    "0",
+    "--prompt-len",
+    "16",
+    "--gen-len",
+    "2",
+    "--gpu-batch-size",
+    "1",
+    "--repeats",
+    "1",
+    "--json",
 )
 ODD_NAME = "Größe 100 % & 'ünï' 日本"
 
@@ -39,8 +56,10 @@ def assert_measured(ended: subprocess.CompletedProcess, output: Path) -> dict:
 
 def test_without_a_home(command_line, tmp_path):
     """Neither HOME nor OFFLOAD_LAB_HOME: the user's entry in the system's list says where, and XDG_CACHE_HOME."""
-    script = "import os, sys; del os.environ['HOME'], os.environ['OFFLOAD_LAB_HOME']; import runpy; " \
-             "sys.argv[0] = 'helpers'; runpy.run_module('helpers', run_name='__main__')"
+    script = (
+        "import os, sys; del os.environ['HOME'], os.environ['OFFLOAD_LAB_HOME']; import runpy; "
+        "sys.argv[0] = 'helpers'; runpy.run_module('helpers', run_name='__main__')"
+    )
     ended = command_line.run(
         *MEASURE, "--output", tmp_path / "out", program=("-c", script), env={"XDG_CACHE_HOME": str(tmp_path / "cache")}
     )
@@ -63,12 +82,26 @@ def test_a_home_that_cannot_be_written(command_line, tmp_path):
     reader = "+dac_read_search"
     become = ("--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps", reader, "--ambient-caps", reader)
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": str(paths.ROOT),
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": str(paths.ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     ended = command_line.run(
-        *become, "env", "-u", "OFFLOAD_LAB_HOME", sys.executable, "-m", "helpers", *MEASURE, "--output", output,
-        program=(), env=environment, executable=shutil.which("setpriv"),
+        *become,
+        "env",
+        "-u",
+        "OFFLOAD_LAB_HOME",
+        sys.executable,
+        "-m",
+        "helpers",
+        *MEASURE,
+        "--output",
+        output,
+        program=(),
+        env=environment,
+        executable=shutil.which("setpriv"),
     )
     if "setpriv:" in ended.stderr:
         pytest.skip(ended.stderr)
@@ -83,8 +116,17 @@ def test_a_home_that_cannot_be_written(command_line, tmp_path):
 def test_closed_streams(closed, command_line, tmp_path):
     """What is opened first must not be taken for one of them."""
     ended = command_line.run(
-        "-c", f'exec "$@" {closed}', "bash", sys.executable, "-m", "helpers", *MEASURE, "--output", tmp_path,
-        program=(), executable=shutil.which("bash"),
+        "-c",
+        f'exec "$@" {closed}',
+        "bash",
+        sys.executable,
+        "-m",
+        "helpers",
+        *MEASURE,
+        "--output",
+        tmp_path,
+        program=(),
+        executable=shutil.which("bash"),
     )
     assert ended.returncode == 0, ended.stderr
     assert [record.status for record in Log(tmp_path / results.LOG_NAME)] == ["done"]
@@ -126,7 +168,7 @@ def in_namespace(kind: str, then: str, command_line, *arguments, **options) -> s
     """A command in a mount or network namespace of its own, after `then` in a shell there."""
     if not shutil.which("unshare") or subprocess.run(["unshare", kind, "true"], capture_output=True).returncode:
         pytest.skip(f"unshare {kind} is not there or not permitted")
-    script = f"{then} exec {sys.executable} -m helpers \"$@\""
+    script = f'{then} exec {sys.executable} -m helpers "$@"'
     return command_line.run(
         kind, "sh", "-c", script, "sh", *arguments, program=(), executable=shutil.which("unshare"), **options
     )
@@ -139,11 +181,14 @@ def test_without_a_network(command_line, tmp_path):
     assert_measured(ended, tmp_path / "out")
 
 
-@pytest.mark.parametrize("then", [
-    "mount -t tmpfs -o ro none /dev/shm &&",  # there, and nothing can be written
-    "mount -t tmpfs none /dev/shm && mount --bind /dev/null /dev/shm/x 2>/dev/null; umount -l /dev/shm && "
-    "umount -l /dev/shm 2>/dev/null;",  # the mount is gone
-])
+@pytest.mark.parametrize(
+    "then",
+    [
+        "mount -t tmpfs -o ro none /dev/shm &&",  # there, and nothing can be written
+        "mount -t tmpfs none /dev/shm && mount --bind /dev/null /dev/shm/x 2>/dev/null; umount -l /dev/shm && "
+        "umount -l /dev/shm 2>/dev/null;",  # the mount is gone
+    ],
+)
 def test_without_shared_memory(then, command_line, tmp_path):
     """Nothing here uses /dev/shm: no semaphores, no shared tensors, and the run's process is forked, not loaded."""
     ended = in_namespace("--mount", then, command_line, *MEASURE, "--output", tmp_path / "out")
