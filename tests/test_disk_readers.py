@@ -10,11 +10,11 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from factories import T4, make_record
 from helpers import analysis
 from helpers.analysis import matching, readers
-from helpers.analysis.runs import from_record
 from helpers.engine.direct_reader import DirectReader
 from helpers.homework import QUESTIONS
 from helpers.report import document, plots, tables
 from helpers.results import Failure, Log
+from helpers.runs import from_record
 
 COLD = {"page_cache": "cold"}
 DIRECT = {"page_cache": "cold", "disk_reader": "direct"}

@@ -8,9 +8,9 @@ import pytest
 
 from factories import T4, make_record
 from helpers import homework, notebook
-from helpers.analysis.runs import from_record
 from helpers.notebook import Page
 from helpers.report import tables
+from helpers.runs import from_record
 
 
 @pytest.fixture

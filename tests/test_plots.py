@@ -9,9 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from factories import T4, changed, disk_series, make_record
-from helpers.analysis.runs import from_record
 from helpers.report import plots
 from helpers.results import Samples
+from helpers.runs import from_record
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

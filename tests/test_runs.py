@@ -13,13 +13,13 @@ from hypothesis import given, strategies as st
 
 from factories import WORK, disk_series, make_record
 from helpers.analysis import matching, readers
-from helpers.analysis.runs import from_record
 from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 from helpers.models import OptModel
 from helpers.placement import place
 from helpers.report.tables import REFERENCE
 from helpers.results import Failure, Log, Repeat, Samples
+from helpers.runs import from_record
 
 HEADER = REFERENCE.read_text().splitlines()[0]
 

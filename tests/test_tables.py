@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from factories import T4, changed, make_record
-from helpers.analysis.runs import from_record
 from helpers.models import resolve
 from helpers.placement import place
 from helpers.report import tables
+from helpers.runs import from_record
 
 
 def test_every_table_of_the_hand_in_holds_its_figures():

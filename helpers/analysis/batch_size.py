@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from helpers import models
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -29,6 +28,7 @@ from helpers.analysis.values import (
 )
 from helpers.homework import QUESTIONS
 from helpers.predict import memory_model
+from helpers.runs import Run
 from helpers.settings import RunSettings
 from helpers.units import GIB
 

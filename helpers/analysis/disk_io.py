@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import IOSTAT_KB, DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     CLOSE_WITHIN,
     EMULATED,
@@ -26,6 +25,7 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.homework import QUESTIONS
+from helpers.runs import Run
 
 # The homework's rule, and how its words are read here.
 LARGE_REQUEST_KB = 32

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     EMULATED,
     SAME_WITHIN,
@@ -26,6 +25,7 @@ from helpers.analysis.values import (
 )
 from helpers.homework import EXTRAS, QUESTIONS, Row
 from helpers.machine.emulation import EMULATED_T4
+from helpers.runs import Run
 
 STOCK = next(row for row in QUESTIONS["q4"] if row.page_cache == "cold")
 (DIRECT,) = EXTRAS["q4"]

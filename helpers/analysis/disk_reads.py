@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import EMULATED, latency, listed, percent, rate, size
 from helpers.homework import QUESTIONS, Row
+from helpers.runs import Run
 
 # Shares of the needed bytes that the disk gave.
 COLD_FROM = 0.9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from helpers.analysis.runs import Run, other_options
 from helpers.homework import EXTRAS, QUESTIONS, Row
+from helpers.runs import Run, other_options
 from helpers.settings import OffloadSplit, RunSettings
 
 

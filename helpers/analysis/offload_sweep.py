@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     FAR,
     Answer,
@@ -28,6 +27,7 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.homework import QUESTIONS
+from helpers.runs import Run
 
 PARTS = {"compute": "computing", "PCIe": "PCIe", "Disk": "the disk tier"}
 STEPS = (("q1-1", "q1-2"), ("q1-2", "q1-3"), ("q1-3", "q1-4"), ("q1-4", "q1-5"))

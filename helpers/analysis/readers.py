@@ -12,9 +12,9 @@ from typing import Any
 
 from helpers import models, paths
 from helpers.analysis.matching import run_id
-from helpers.analysis.runs import Run, from_record
 from helpers.errors import Refused
 from helpers.results import Log
+from helpers.runs import Run, from_record
 from helpers.settings import OffloadSplit, Workload
 
 

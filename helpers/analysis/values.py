@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helpers.analysis.matching import Rows
-from helpers.analysis.runs import Run
 from helpers.homework import Row
+from helpers.runs import Run
 
 # The emulation paces both links: where a read comes from makes no difference to its times.
 EMULATED = "measured on the emulated GPU"

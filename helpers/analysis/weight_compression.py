@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, of_point
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import (
     EMULATED,
     Answer,
@@ -24,6 +23,7 @@ from helpers.analysis.values import (
     uncapital,
 )
 from helpers.homework import QUESTIONS
+from helpers.runs import Run
 
 SCENARIOS = (("(α)", "100 % GPU", "q1-1", "q3-gpu-4bit"), ("(β)", "100 % disk", "q1-5", "q3-disk-4bit"))
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from helpers import homework, lab, models, results
-from helpers.analysis import readers, runs
-from helpers.analysis.runs import from_record
+from helpers import homework, lab, models, results, runs
+from helpers.analysis import readers
 from helpers.analysis.values import Value, throughput
 from helpers.errors import Refused
 from helpers.explorer.state import State
@@ -22,6 +21,7 @@ from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
 from helpers.predict.time_model import Measured, calibrate, predict
 from helpers.report.tables import REFERENCE
 from helpers.results import Log, Machine, RunRecord
+from helpers.runs import from_record
 from helpers.settings import OffloadSplit, RunSettings
 
 EMULATED = f"emulated GPU ({EMULATED_T4.name})"

@@ -14,13 +14,13 @@ from markdown_it import MarkdownIt
 from helpers import analysis, paths
 from helpers.analysis import matching, readers
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.runs import Run
 from helpers.analysis.values import in_line, listed, plain
 from helpers.homework import QUESTIONS
 from helpers.machine.emulation import EMULATED_T4
 from helpers.report import plots, tables
 from helpers.report.plots import Plot
 from helpers.report.tables import Table
+from helpers.runs import Run
 
 # What each question asks, under its heading.
 ASKED = {

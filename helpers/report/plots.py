@@ -15,11 +15,11 @@ from helpers import analysis
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.offload_sweep import number
-from helpers.analysis.runs import Run
 from helpers.analysis.values import Value, latency, listed, pass_time, plain, seconds, throughput
 from helpers.homework import QUESTIONS, Row
 from helpers.placement import TIERS
 from helpers.report.tables import provenance
+from helpers.runs import Run
 
 # Okabe and Ito's palette, told apart with any colour vision: jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, VERMILION, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#767676"

@@ -15,11 +15,11 @@ from helpers.analysis.disk_readers import DIRECT, STOCK
 from helpers.analysis.matching import Rows, homework_rows, names
 from helpers.analysis.offload_sweep import STEPS, number
 from helpers.analysis.readers import read_csv
-from helpers.analysis.runs import Run
 from helpers.analysis.values import Value, capital, gib, in_line, latency, plain, ratio, throughput, times
 from helpers.homework import QUESTIONS, Row
 from helpers.machine.ceilings import MachineCeilings
 from helpers.placement import TIERS
+from helpers.runs import Run
 
 NOT_KNOWN = "—"
 MORE_THAN_THEORY = 1.02  # times a theoretical ceiling: what a rounded one and a timer explain
