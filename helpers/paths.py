@@ -72,3 +72,25 @@ def try_out(path: Path, what: str) -> None:
             pass
     except OSError as error:
         raise Refused(f"{what} {path} cannot be written ({error.strerror}); choose another") from error
+
+
+def write_atomically(path: Path, data: str | bytes) -> Path:
+    """Replace a file's content in one step: readers see the old content or the new, never a part. Returns the path.
+
+    Raises OSError with the file's name if it can't be written; the old file is then still intact.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # some file systems report a full disk only now
+        os.replace(temporary, path)
+    except OSError as error:
+        kept = ", the earlier file is unchanged" if path.exists() else ""
+        raise OSError(error.errno, f"{error.strerror}{kept}", str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -111,8 +111,7 @@ def write(points: Sequence[Run], output_dir: str | Path, machine_text: str = "")
             written.append(output_dir / "figures" / f"{plot.name}.png")
     text = markdown(points, all_tables, all_plots, machine_text)
     for name, content in (("report.md", text), ("report.html", page(text, all_plots))):
-        (output_dir / name).write_text(content, encoding="utf-8")
-        written.append(output_dir / name)
+        written.append(paths.write_atomically(output_dir / name, content))
     return written
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from helpers import analysis
+from helpers import analysis, paths
 from helpers.analysis.batch_size import BATCHES
 from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.offload_sweep import number
@@ -47,8 +47,7 @@ class Plot:
 
 def save(plot: Plot, folder: Path) -> str:
     """Write the plot as `NAME.png` into a folder and return its alt text."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{plot.name}.png").write_bytes(plot.png())
+    paths.write_atomically(folder / f"{plot.name}.png", plot.png())
     return plot.alt
 
 

@@ -58,11 +58,10 @@ class Table:
 
 def save(table: Table, folder: Path) -> list[Path]:
     """Write `NAME.csv` (raw numbers) and `NAME.md` (formatted); return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    raw, formatted = folder / f"{table.name}.csv", folder / f"{table.name}.md"
-    table.frame.to_csv(raw, index=False)
-    formatted.write_text(table.markdown, encoding="utf-8")
-    return [raw, formatted]
+    return [
+        paths.write_atomically(folder / f"{table.name}.csv", table.frame.to_csv(index=False)),
+        paths.write_atomically(folder / f"{table.name}.md", table.markdown),
+    ]
 
 
 def ceilings(measured: MachineCeilings) -> Table:
