@@ -15,7 +15,16 @@ from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
 from helpers.placement import place
-from helpers.predict.time_model import KERNEL_LOADING, TERMS, Measured, calibrate, latencies, predict
+from helpers.predict.time_model import (
+    KERNEL_LOADING,
+    TERMS,
+    Measured,
+    by_batch_size,
+    calibrate,
+    latencies,
+    layer_times,
+    predict,
+)
 from helpers.report.tables import REFERENCE
 from helpers.results import Machine
 from helpers.settings import OffloadSplit, RunSettings, Workload
@@ -358,3 +367,22 @@ def test_a_calibrated_profile_gives_back_its_point():
     measured = Measured(run("100 0 100 0 100 0"), 128.9)
     profile = calibrate(MachineProfile(**dict(from_ceilings(CEILINGS))), [measured])
     assert abs(error(measured, profile)) < 1e-3
+
+
+def test_times_by_batch_size_are_the_predictions_of_each():
+    settings = run("0 50 100 0 100 0")
+    sizes = (1, 4, 64)
+    seconds, terms = by_batch_size(settings, T4_COLAB, sizes)
+    for i, size in enumerate(sizes):
+        predicted = predict(run("0 50 100 0 100 0", batch=size), T4_COLAB)
+        assert seconds[i] == pytest.approx(predicted.total_latency_s, rel=0.01)
+        assert terms["disk"][i] == pytest.approx(predicted.terms_s["disk"])
+
+
+def test_copies_from_the_cpu_hide_behind_the_disk():
+    """Why the homework's (3) and (4) are as fast as each other where the disk is slow."""
+    without, with_cpu = (layer_times(run(f"{percent} 100 0 100 0"), T4_COLAB)[1] for percent in ("50 0", "0 50"))
+    assert without.cpu_to_gpu_s == 0 < with_cpu.cpu_to_gpu_s < with_cpu.disk_s
+    assert with_cpu.layer_s == pytest.approx(without.layer_s)
+    blocked = layer_times(run("0 0 100 0 100 0", overlap=False), T4_COLAB)[1]
+    assert blocked.layer_s == pytest.approx(blocked.disk_s + blocked.disk_to_gpu_s + blocked.compute_s, rel=1e-3)

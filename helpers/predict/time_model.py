@@ -488,14 +488,78 @@ def fastest_latencies(
     """Seconds of the whole run at each placement, micro-batch size and count (the axes of `batch_sizes`), at the
     least and nearly exactly: each decode pass at the mean context. (A pass is a maximum of lines in the context,
     so that their mean is no shorter.)"""
-    run = _Run(settings, profile, splits, batch_sizes, batch_counts)
-    work = settings.workload
-    total = run.passes(work.prompt_len, np.array([float(work.prompt_len)]), True, work.gen_len == 1)[0][..., 0]
+    return _whole_run(_Run(settings, profile, splits, batch_sizes, batch_counts))[0]
+
+
+def by_batch_size(settings: RunSettings, profile: MachineProfile, batch_sizes: Sequence[int]) -> tuple[Seconds, Terms]:
+    """Seconds of the whole run, and of each of its terms, at each micro-batch size; as exact as `fastest_latencies`."""
+    sizes = np.array(batch_sizes).reshape(1, -1, 1)
+    total, terms = _whole_run(
+        _Run(settings, profile, (_representative(settings),), sizes, (settings.workload.num_gpu_batches,))
+    )
+    return total.ravel(), {name: part.ravel() for name, part in terms.items()}
+
+
+def _whole_run(run: _Run) -> tuple[Seconds, Terms]:
+    """Seconds of all passes and their terms, each decode pass at the mean context."""
+    work = run.settings.workload
+    prefill, prefill_terms = run.passes(work.prompt_len, np.array([float(work.prompt_len)]), True, work.gen_len == 1)
+    total, terms = prefill[..., 0], {name: part[..., 0] for name, part in prefill_terms.items()}
     if work.gen_len > 1:
         mean = work.prompt_len + work.gen_len / 2
-        usual_and_last = run.passes(1, np.array([mean, mean]), False, True)[0]
-        total = total + (work.gen_len - 2) * usual_and_last[..., 0] + usual_and_last[..., 1]
-    return total
+        decode, decode_terms = run.passes(1, np.array([mean, mean]), False, True)  # a usual pass, and the last
+        usual = work.gen_len - 2
+        total = total + usual * decode[..., 0] + decode[..., 1]
+        terms = {name: terms[name] + usual * part[..., 0] + part[..., 1] for name, part in decode_terms.items()}
+    return total, terms
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """What FlexGen does during one layer of a decode pass, in seconds: of the layer's own computation, of the cache,
+    and of the weights that it loads: the next layer's, or without overlap its own.
+
+    Reading from disk and copying from host memory start together; what was read crosses PCIe afterwards.
+    """
+
+    kind: str
+    compute_s: float
+    disk_s: float  # reading the weights, from the disk or the page cache
+    disk_to_gpu_s: float
+    cpu_to_gpu_s: float
+    cache_load_s: float
+    cache_store_s: float
+    layer_s: float  # of all of it, as the schedule overlaps it
+
+
+def layer_times(settings: RunSettings, profile: MachineProfile) -> tuple[LayerTimes, ...]:
+    """The layers of a decode pass at the mean context: input embedding, attention, MLP (and these two again and again)
+    and output embedding."""
+    run, work = _single(settings, profile), settings.workload
+    context = np.array([work.prompt_len + work.gen_len / 2])
+    cache, store = run.load_cache(context), run.store_cache(1)
+    layers = (run.input_embed, run.attention, run.mlp, run.output_embed)
+    following = (run.attention, run.mlp, run.attention, run.input_embed)
+    times = []
+    for layer, after in zip(layers, following):
+        loaded = after if run.overlap else layer
+        load, computed = run.load_weights(loaded), run.compute(layer, 1, context, False)
+        to_gpu_s = float(np.sum(loaded.disk_bytes)) / (profile.h2d_gb_s * G)
+        is_attention = layer.kind == "attention"
+        times.append(
+            LayerTimes(
+                kind=layer.kind,
+                compute_s=work.num_gpu_batches * float(computed.seconds.item()),
+                disk_s=max(float(load.terms[name].item()) for name in ("disk", "page cache", "relay"))
+                + float(load.terms["tensor files"].item()),
+                disk_to_gpu_s=to_gpu_s,
+                cpu_to_gpu_s=float(load.terms["host to device"].item()) - to_gpu_s,
+                cache_load_s=is_attention * work.num_gpu_batches * float((cache.main_thread + cache.seconds).item()),
+                cache_store_s=is_attention * work.num_gpu_batches * float(store.seconds.item()),
+                layer_s=float(run.layer(computed, layer, after, cache, store).seconds.item()),
+            )
+        )
+    return tuple(times)
 
 
 def _representative(settings: RunSettings) -> tuple[int, int]:
