@@ -45,7 +45,6 @@ def words(rows):
 def test_the_direct_run_changes_no_table_plot_or_answer_of_the_homework():
     *homework, direct = three()
     assert matching.homework_rows([*homework, direct]).by_id == matching.homework_rows(homework).by_id
-    assert matching.homework_rows([*homework, direct]).notes == matching.homework_rows(homework).notes
     with_it, without = tables.every([*homework, direct]), tables.every(homework)
     assert set(with_it) - set(without) == {"disk_readers"}
     for name, table in without.items():

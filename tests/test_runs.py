@@ -304,7 +304,7 @@ def test_the_fullest_campaign_is_taken_and_the_others_are_named():
     t4 = readers.read(REFERENCE)
     other = from_record("x", make_record())
     rows = matching.homework_rows([other, *t4])
-    assert rows.first.model == "opt-1.3b" and any("opt-mini" in note for note in rows.notes)
+    assert rows.first.model == "opt-1.3b" and any("opt-mini" in note for note in rows.left_out)
 
 
 def test_cold_and_natural_runs_are_not_mixed_up():
@@ -327,9 +327,8 @@ def test_two_models_that_a_folder_had_are_not_one():
         )
     ]
     measured = [from_record(str(n), record) for n, record in enumerate(records)]
-    assert [len(group) for group in matching.campaigns(measured)] == [1, 2]
     rows = matching.homework_rows(measured)
-    assert set(rows.by_id) == {"q1-3", "q1-4"} and "when it had 2 layers, 128 wide" in rows.notes[0]
+    assert set(rows.by_id) == {"q1-3", "q1-4"} and "2 layers of width 128" in rows.left_out[0]
     assert [p.placement.total_bytes for p in measured] == [
         place(shape, 50, 50, False).total_bytes for shape in (shapes[0], shapes[1], shapes[1])
     ]
@@ -340,19 +339,19 @@ def test_the_note_on_other_campaigns_says_in_what_they_differ():
     kinds = [{}, {"workload": longer}, {"attn_sparsity": 0.5}]
     records = [make_record(settings=options) for options in kinds]
     records += [make_record(percent="100 0 100 0 100 0")]
-    (note,) = matching.homework_rows([from_record(str(n), r) for n, r in enumerate(records)]).notes
-    assert note.endswith("rows of others: 1 of generated 9; 1 of --attn-sparsity 0.5.")
+    lines = matching.homework_rows([from_record(str(n), r) for n, r in enumerate(records)]).left_out
+    assert len(lines) == 2 and "9 tokens generated" in lines[0] and "--attn-sparsity 0.5" in lines[1]
 
 
 def test_a_run_with_other_options_is_no_row_beside_plain_ones():
     plain = from_record("p", make_record())
     sparse = from_record("s", make_record(settings={"overlap": False}))
     assert "--overlap false" in sparse.other_options
-    assert len(matching.campaigns([plain, sparse])) == 2
+    assert len(matching.homework_rows([plain, sparse]).left_out) == 1
 
 
 def test_of_two_same_runs_the_last_done_one_counts():
     first, second = (from_record("a", make_record(latencies=((s,),))) for s in (4.0, 2.0))
     failed = first.model_copy(update={"status": "failed", "reason": "oom"})
     rows = matching.homework_rows([first, second, failed])
-    assert rows.done("q1-5") == second and "same run" in rows.notes[0]
+    assert rows.done("q1-5") == second and len(rows.left_out) == 2

@@ -26,7 +26,6 @@ from helpers.analysis.values import (
     throughput,
     times,
 )
-from helpers.homework import QUESTIONS
 from helpers.predict import memory_model
 from helpers.runs import Run
 from helpers.settings import RunSettings
@@ -88,12 +87,12 @@ def analyze(points: Iterable[Run], gpu_mem_gib: float | None = None) -> BatchSiz
     growth = _growth(rows, gpu_mem_gib)
     return BatchSize(
         question="q2",
-        gaps=gaps(rows, QUESTIONS["q2"]),
+        gaps=gaps(rows, "q2"),
         steps=steps,
         growth=growth,
         parts=(
-            Part("How do the measured ratios compare with the ideal?", _scaling(rows, steps)),
-            Part("Can the batch be scaled indefinitely?", _limits(rows, growth)),
+            Part("How do the measured ratios compare with the ideal?", "", _scaling(rows, steps)),
+            Part("Can the batch be scaled indefinitely?", "", _limits(rows, growth)),
         ),
     )
 

@@ -24,7 +24,6 @@ from helpers.analysis.values import (
     seconds,
     times,
 )
-from helpers.homework import QUESTIONS
 from helpers.runs import Run
 
 # The homework's rule, and how its words are read here.
@@ -136,17 +135,17 @@ def analyze(points: Iterable[Run], disk_kb_s: float | None = None) -> DiskIO:
     )
     answer = DiskIO(
         question="q4",
-        gaps=gaps(rows, QUESTIONS["q4"]),
+        gaps=gaps(rows, "q4"),
         classes=classes,
         parts=(),
         gpu=_breakdown(rows.done("q4-breakdown-gpu")),
         disk=_breakdown(rows.done("q4-breakdown-disk")),
     )
     parts = (
-        Part("Part 1: how is the disk read?", _part_1(classes)),
-        Part("Part 2: load / compute ratio", _part_2(rows, answer)),
-        Part("(a) compute_layer_decoding, baseline against disk", _compute(answer)),
-        Part("(b) load_weight, baseline against disk", _load(rows, answer)),
+        Part("Part 1: how is the disk read?", "", _part_1(classes)),
+        Part("Part 2: load / compute ratio", "", _part_2(rows, answer)),
+        Part("(a) compute_layer_decoding, baseline against disk", "", _compute(answer)),
+        Part("(b) load_weight, baseline against disk", "", _load(rows, answer)),
     )
     return DiskIO(question="q4", gaps=answer.gaps, classes=classes, parts=parts, gpu=answer.gpu, disk=answer.disk)
 

@@ -80,7 +80,7 @@ def analyze(points: Iterable[Run]) -> DiskReaders:
     rows = homework_rows(points)
     found = {row.id: _run(row, rows) for row in (STOCK, DIRECT) if row.id in rows.by_id | rows.extras}
     answer = DiskReaders(question="q4", parts=(), runs=found)
-    part = Part("The direct reader beside FlexGen's own, page cache dropped", _in_words(answer))
+    part = Part("The direct reader beside FlexGen's own, page cache dropped", "", _in_words(answer))
     return DiskReaders(question="q4", parts=(part,), runs=found)
 
 

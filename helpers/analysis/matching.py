@@ -1,184 +1,311 @@
-"""Which run is which row of the homework, matched by what it is, never by its name."""
+"""Which runs each question shows, matched by their settings and never by their names.
+
+`homework_rows(runs)` picks one campaign (same machine, model, lengths and options). `rows.question("q1")` are then the
+rows of that question's table, plot, ratios and answer: the homework's own rows and every other run that varies what
+the question varies. `rows.left_out` names the runs that no question shows, with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from helpers.homework import EXTRAS, QUESTIONS, Row
+from helpers.analysis.disturbances import disturbance
+from helpers.homework import DISK, EXTRAS, QUESTIONS, Row
 from helpers.runs import Run, other_options
 from helpers.settings import OffloadSplit, RunSettings
 
-
-def _homework_rows() -> dict[Row, None]:
-    return {row: None for rows in QUESTIONS.values() for row in rows}
-
-
-def _identity(run: Row | Run | RunSettings) -> tuple:
-    """What makes a run a row of the homework, or not; the page cache apart."""
-    if isinstance(run, Row):
-        return OffloadSplit.parse(run.percent).percent, run.gpu_batch_size, run.compress_weight, run.debug_mode
-    return run.split.percent, run.workload.gpu_batch_size, run.compress_weight, run.debug_mode
+_DISK_SPLIT = OffloadSplit.parse(DISK)
+_HOMEWORK = tuple({row: None for rows in QUESTIONS.values() for row in rows})
+_REFERENCE_BATCH = 4  # of the homework's rows; a campaign may have another
+_NAMED = 3  # left-out runs named for one reason
 
 
-_ROWS_BY_IDENTITY = {
-    identity: tuple(row for row in _homework_rows() if _identity(row) == identity)
-    for identity in map(_identity, _homework_rows())
-}
+@dataclass(frozen=True)
+class QuestionRow:
+    """One run in a question's table.
 
+    `id` is the homework's ("q1-3") or, for other runs, the run's own. `label` is short enough for an axis: "(3)", "8"
+    (a batch), "(α)", or the split itself ("20/80/0" for GPU/CPU/disk) where the homework has no such row.
+    """
 
-def _extra(run: Run | RunSettings) -> Row | None:
-    """The extra that a run is, or None: beside what makes a row, page cache and options are those of the extra."""
-    options = run.other_options if isinstance(run, Run) else other_options(run)
-    return _EXTRAS.get((_identity(run), run.page_cache, options))
+    id: str
+    label: str
+    name: str  # in words: "50 % GPU + 50 % disk"
+    run: Run
+    in_homework: bool
 
+    @property
+    def done(self) -> bool:
+        return self.run.status == "done"
 
-_EXTRAS = {
-    (_identity(row), row.page_cache, f"--disk-reader {row.disk_reader}"): row
-    for rows in EXTRAS.values()
-    for row in rows
-}
+    @property
+    def disturbance(self) -> str:
+        """What disturbed the run while it was measured, or ""."""
+        return disturbance(self.run)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The homework's rows as far as the figures have them, by row id; failed runs among them. `extras`: the runs
-    beside them that the homework does not ask for."""
+    """One campaign's runs. `by_id` holds the homework's rows, failed ones included; `extras` the runs that have a
+    section of their own."""
 
     by_id: dict[str, Run]
-    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     extras: dict[str, Run] = field(default_factory=dict)
+    _questions: dict[str, tuple[QuestionRow, ...]] = field(default_factory=dict)
+
+    def question(self, question: str) -> tuple[QuestionRow, ...]:
+        """The rows of q1 (splits, by GPU share then CPU share), q2 (batches, ascending), q3 (splits, each without and
+        with 4-bit weights) or q4 (all weights on disk, then breakdowns)."""
+        return self._questions.get(question, ())
 
     def done(self, row_id: str) -> Run | None:
-        """The point that has figures for a row or an extra, or None."""
-        point = self.by_id.get(row_id) or self.extras.get(row_id)
-        return point if point is not None and point.status == "done" else None
+        """The run that has figures for a homework row or an extra, or None."""
+        run = self.by_id.get(row_id) or self.extras.get(row_id)
+        return run if run is not None and run.status == "done" else None
 
     @property
     def first(self) -> Run | None:
-        return next(iter(self.by_id.values()), None)
+        return next((row.run for rows in self._questions.values() for row in rows), None)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Every run that a question shows, each once."""
+        return tuple({id(row.run): row.run for rows in self._questions.values() for row in rows}.values())
 
 
-def campaigns(points: Iterable[Run]) -> tuple[tuple[Run, ...], ...]:
-    """Points that may be compared: one source, one model (a folder may get another), one prompt and generation
-    length, same options."""
-    groups: dict[tuple, list[Run]] = {}
-    for point in points:
-        groups.setdefault((*_same_work(point), point.other_options), []).append(point)
-    return tuple(map(tuple, groups.values()))
+def homework_rows(runs: Iterable[Run]) -> Rows:
+    """The campaign with the most rows of the homework, and its rows by question.
 
-
-def _same_work(point: Run) -> tuple:
-    work = point.workload
-    return (
-        point.source,
-        point.kind == "predicted",
-        point.model,
-        point.model_shape,
-        work.prompt_len,
-        work.gen_len,
-        work.num_gpu_batches,
-    )
-
-
-def _unlike(other: Run, point: Run) -> str:
-    """In what another campaign differs, seen from this one."""
-    work, shape = other.workload, other.model_shape
-    layers = f"when it had {shape.num_layers} layers, {shape.hidden_size} wide" if shape else ""
-    differ = (
-        (other.model, point.model, other.model),
-        (shape, point.model_shape, f"{other.model} {layers}".strip()),
-        (other.source, point.source, f"on {other.source}"),
-        (other.kind == "predicted", point.kind == "predicted", other.kind),
-        (work.prompt_len, point.workload.prompt_len, f"prompt {work.prompt_len}"),
-        (work.gen_len, point.workload.gen_len, f"generated {work.gen_len}"),
-        (work.num_gpu_batches, point.workload.num_gpu_batches, f"{work.num_gpu_batches} GPU batches"),
-        (other.other_options, point.other_options, other.other_options or "no other options"),
-    )
-    return ", ".join(words for theirs, ours, words in differ if theirs != ours and words)
-
-
-def homework_rows(points: Iterable[Run]) -> Rows:
-    """Which point is which row of the homework, matched by what it is, never by its run_id.
-
-    Of several campaigns the one with the most rows is taken; of two points for one row the later one
-    that is done. A note says what was left out.
+    Of several runs with the same settings the last one that is done is used.
     """
-    extras, others = [], []
-    for point in points:
-        if _extra(point):
-            extras.append(point)
-        elif _identity(point) in _ROWS_BY_IDENTITY and "--disk-reader" not in point.other_options:  # not FlexGen's
-            others.append(point)
-    candidates = sorted((_match(group) for group in campaigns(others)), key=lambda rows: -len(rows.by_id))
-    if not candidates or not candidates[0].by_id:
+    runs = tuple(runs)
+    groups = [_Campaign(group) for group in _campaigns(run for run in runs if "--disk-reader" not in run.other_options)]
+    if not groups:
         return Rows({})
-    best, rest = candidates[0], [rows for rows in candidates[1:] if rows.by_id]
-    notes = best.notes
-    if rest:
-        first = best.first
-        others = "; ".join(f"{len(r.by_id)} of {_unlike(r.first, first)}" for r in rest)
-        notes += (f"These rows are {first.model} on {first.source}; the figures also hold rows of others: {others}.",)
-    return Rows(best.by_id, notes, _beside(best.first, extras))
+    best = max(groups, key=lambda campaign: (len(campaign.by_id), len(campaign.shown)))
+    if not best.shown:
+        return Rows({})
+    extras = _extras(best.shown[0], runs)
+    shown = {id(run) for run in (*best.shown, *extras.values())}
+    left_out: dict[str, list[Run]] = {}
+    for run in runs:
+        if id(run) not in shown:
+            left_out.setdefault(best.why_not(run), []).append(run)
+    return Rows(best.by_id, tuple(_named(*item) for item in left_out.items()), extras, best.questions)
 
 
-def _beside(first: Run, extras: Iterable[Run]) -> dict[str, Run]:
-    """The extras that may be compared with a campaign, by row id; of two for one the later one that is done."""
-    found: dict[str, Run] = {}
-    for point in extras:
-        row_id = _extra(point).id
-        if first.other_options or _same_work(point) != _same_work(first):
-            continue
-        if row_id not in found or point.status == "done" or found[row_id].status == "failed":
-            found[row_id] = point
-    return found
-
-
-def names(points: Sequence[Run]) -> list[str]:
-    """What to call each point: its id if it is a row of the homework or was named by a person, else in words."""
-    rows = homework_rows(points)
+def names(runs: Sequence[Run]) -> list[str]:
+    """What to call each run: its id if it is a row of the homework or a person named it, else its settings in words."""
+    rows = homework_rows(runs)
     used = [*rows.by_id.values(), *rows.extras.values()]
-    return [point.run_id if point.kind == "quoted" or point in used else point.in_words for point in points]
-
-
-def _match(group: Sequence[Run]) -> Rows:
-    cold = [p for p in group if p.page_cache == "cold"]
-    natural = [p for p in group if p.page_cache != "cold"]
-    # One page cache for the whole homework, so that its rows can be compared: the one with more rows.
-    main, other = sorted((natural, cold), key=lambda some: -len(_by_row(some)[0]))
-    matched, notes = _by_row(main)
-    for row_id, point in _by_row(other)[0].items():
-        if row_id not in matched and point.placement.disk_bytes_per_pass == 0:
-            matched[row_id] = point
-    for row in _homework_rows():
-        if row.page_cache == "cold":
-            matched.update(_by_row(cold, (row,))[0])
-    order = [row.id for row in _homework_rows()]
-    return Rows({row_id: matched[row_id] for row_id in order if row_id in matched}, notes)
-
-
-def _by_row(group: Sequence[Run], rows: Iterable[Row] | None = None) -> tuple[dict[str, Run], tuple[str, ...]]:
-    if rows is None:
-        rows = [row for row in _homework_rows() if row.page_cache is None]
-    by_identity: dict[tuple, list[Run]] = {}
-    for point in group:
-        by_identity.setdefault(_identity(point), []).append(point)
-    matched, notes = {}, []
-    for row in rows:
-        same = by_identity.get(_identity(row), [])
-        if same:
-            done = [point for point in same if point.status == "done"]
-            matched[row.id] = (done or same)[-1]
-        if len(same) > 1:
-            notes.append(f"{len(same)} rows are the same run ({row.label}); the last one that is done is used.")
-    return matched, tuple(notes)
+    return [run.run_id if run.kind == "quoted" or run in used else run.in_words for run in runs]
 
 
 def run_id(settings: RunSettings) -> str:
     """The homework's name for these settings, or their key."""
     if extra := _extra(settings):
         return extra.id
-    same = _ROWS_BY_IDENTITY.get(_identity(settings), ())
-    rows = [row for row in same if row.page_cache in (None, settings.page_cache)]
-    rows.sort(key=lambda row: row.page_cache is None)
-    return rows[0].id if rows else settings.key
+    same = [row for row in _HOMEWORK if _key(row) == _key(settings) and row.page_cache in (None, settings.page_cache)]
+    same.sort(key=lambda row: row.page_cache is None)
+    return same[0].id if same else settings.key
+
+
+# ---- one campaign ---------------------------------------------------------------------------------------------------
+
+_Key = tuple[tuple[int, ...], int, bool, str | None]
+
+
+def _key(run: Row | Run | RunSettings) -> _Key:
+    """The settings that the questions vary, except for the page cache."""
+    if isinstance(run, Row):
+        return OffloadSplit.parse(run.percent).percent, run.gpu_batch_size, run.compress_weight, run.debug_mode
+    return run.split.percent, run.workload.gpu_batch_size, run.compress_weight, run.debug_mode
+
+
+class _Campaign:
+    """Runs that may be compared with each other, and the rows they make."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        # The homework's batch, unless more of these runs share another.
+        per_batch = Counter(batch for _, batch, *_ in {_key(run) for run in runs})
+        common = max(per_batch, key=lambda batch: (per_batch[batch], batch == _REFERENCE_BATCH))
+        self.batch = common if per_batch[common] > 1 else _REFERENCE_BATCH
+        cold = [run for run in runs if run.page_cache == "cold"]
+        natural = [run for run in runs if run.page_cache != "cold"]
+        # One page cache for all rows, so that they can be compared; a run that reads no disk can come from either.
+        self.main_is_cold = len({_key(r) for r in cold}) > len({_key(r) for r in natural})
+        main, other = (cold, natural) if self.main_is_cold else (natural, cold)
+        self.chosen = {_key(run): run for run in _last_done(r for r in other if not r.placement.disk_bytes_per_pass)}
+        self.chosen |= {_key(run): run for run in _last_done(main)}
+        disk_key = (_DISK_SPLIT.percent, self.batch, False, None)
+        self.cold_disk = next((r for r in _last_done(cold) if _key(r) == disk_key), None)
+
+    @cached_property
+    def questions(self) -> dict[str, tuple[QuestionRow, ...]]:
+        return {"q1": self._splits(), "q2": self._batches(), "q3": self._compression(), "q4": self._disk()}
+
+    @cached_property
+    def by_id(self) -> dict[str, Run]:
+        """The homework's rows, in the homework's order."""
+        found = {row.id: row.run for rows in self.questions.values() for row in rows if row.in_homework}
+        return {row.id: found[row.id] for row in _HOMEWORK if row.id in found}
+
+    @property
+    def shown(self) -> list[Run]:
+        return list({id(row.run): row.run for rows in self.questions.values() for row in rows}.values())
+
+    def _row(self, run: Run, label: str, name: str = "") -> QuestionRow:
+        percent, batch, *rest = _key(run)
+        key = (percent, _REFERENCE_BATCH if batch == self.batch else batch, *rest)
+        known = next((row for row in _HOMEWORK if _key(row) == key and row.page_cache is None), None)
+        row_id = known.id if known else run.run_id
+        return QuestionRow(row_id, label, name or split_in_words(run.split), run, known is not None)
+
+    def _where(self, wanted: Callable[[Run], bool]) -> list[Run]:
+        found = [run for run in self.chosen.values() if _on_gpu(run.split) and wanted(run)]
+        return sorted(found, key=lambda run: (-run.split.weights_gpu, -run.split.weights_cpu, run.compress_weight))
+
+    def _is_plain(self, run: Run) -> bool:
+        return run.workload.gpu_batch_size == self.batch and run.debug_mode is None
+
+    def _splits(self) -> tuple[QuestionRow, ...]:
+        numbers = {OffloadSplit.parse(row.percent).percent: f"({row.id[-1]})" for row in QUESTIONS["q1"]}
+        found = self._where(lambda run: self._is_plain(run) and not run.compress_weight)
+        return tuple(self._row(run, numbers.get(run.split.percent, _short(run.split))) for run in found)
+
+    def _batches(self) -> tuple[QuestionRow, ...]:
+        found = self._where(lambda r: r.split == _DISK_SPLIT and not r.compress_weight and r.debug_mode is None)
+        found.sort(key=lambda run: run.workload.gpu_batch_size)
+        return tuple(self._row(r, str(r.workload.gpu_batch_size), f"batch {r.workload.gpu_batch_size}") for r in found)
+
+    def _compression(self) -> tuple[QuestionRow, ...]:
+        signs = {(100, 0): "(α)", (0, 0): "(β)"}
+        compressed = {run.split.percent for run in self._where(self._is_plain) if run.compress_weight}
+        compressed |= {OffloadSplit.parse(row.percent).percent for row in QUESTIONS["q3"]}
+        found = self._where(lambda run: self._is_plain(run) and run.split.percent in compressed)
+        return tuple(
+            self._row(run, signs.get((run.split.weights_gpu, run.split.weights_cpu), _short(run.split)))
+            for run in found
+        )
+
+    def _disk(self) -> tuple[QuestionRow, ...]:
+        rows = []
+        disk = self._where(lambda r: self._is_plain(r) and r.split == _DISK_SPLIT and not r.compress_weight)
+        if disk:
+            rows.append(self._row(disk[0], "(5)"))
+        if self.cold_disk:
+            cold = next(row for row in QUESTIONS["q4"] if row.page_cache == "cold")
+            rows.append(QuestionRow(cold.id, "(5) cold", cold.label, self.cold_disk, True))
+        breakdowns = self._where(
+            lambda run: (
+                run.workload.gpu_batch_size == self.batch and run.debug_mode == "breakdown" and not run.compress_weight
+            )
+        )
+        numbers = {(100, 0): "(1)", (0, 0): "(5)"}
+        for run in breakdowns:
+            label = numbers.get((run.split.weights_gpu, run.split.weights_cpu), _short(run.split))
+            rows.append(self._row(run, label, f"{split_in_words(run.split)}, breakdown"))
+        return tuple(rows)
+
+    def why_not(self, run: Run) -> str:
+        """Why no question shows this run."""
+        ours = self.shown[0]
+        if differences := _differences(run, ours):
+            return f"{differences}, unlike the runs shown"
+        if run.debug_mode == "fewer_batch":
+            return "projected by --debug-mode fewer_batch"
+        if not _on_gpu(run.split):
+            return "KV cache or activations not on the GPU"
+        used = self.chosen.get(_key(run))
+        if used is not None and run.page_cache == used.page_cache:
+            return "measured again later" if run.status == "done" else "failed; another attempt is used"
+        if (run.page_cache == "cold") != self.main_is_cold:
+            return (
+                "page cache " + ("dropped" if run.page_cache == "cold" else "not dropped") + ", unlike the runs shown"
+            )
+        return f"batch {run.workload.gpu_batch_size} instead of {self.batch}"
+
+
+def split_in_words(split: OffloadSplit) -> str:
+    """50 % GPU + 50 % disk"""
+    shares = ((split.weights_gpu, "GPU"), (split.weights_cpu, "CPU"), (split.weights_disk, "disk"))
+    return " + ".join(f"{share} % {tier}" for share, tier in shares if share)
+
+
+def _short(split: OffloadSplit) -> str:
+    return f"{split.weights_gpu}/{split.weights_cpu}/{split.weights_disk}"
+
+
+def _on_gpu(split: OffloadSplit) -> bool:
+    """Whether KV cache and activations stay on the GPU, as in the homework."""
+    return split.percent[2:] == _DISK_SPLIT.percent[2:]
+
+
+def _last_done(runs: Iterable[Run]) -> list[Run]:
+    """The last done run of each settings, else the last failed one."""
+    chosen: dict[_Key, Run] = {}
+    for run in runs:
+        if run.status == "done" or chosen.get(_key(run), run).status == "failed":
+            chosen[_key(run)] = run
+    return list(chosen.values())
+
+
+def _campaigns(runs: Iterable[Run]) -> list[list[Run]]:
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        groups.setdefault((*_same_work(run), run.other_options), []).append(run)
+    return list(groups.values())
+
+
+def _same_work(run: Run) -> tuple:
+    work = run.workload
+    predicted = run.kind == "predicted"
+    return run.source, predicted, run.model, run.model_shape, work.prompt_len, work.gen_len, work.num_gpu_batches
+
+
+def _differences(other: Run, run: Run) -> str:
+    """What keeps another run out of this run's campaign."""
+    work, shape = other.workload, other.model_shape
+    layers = f"{other.model} with {shape.num_layers} layers of width {shape.hidden_size}" if shape else other.model
+    differ = (
+        (other.model, run.model, other.model),
+        (shape, run.model_shape, layers),
+        (other.source, run.source, f"on {other.source}"),
+        (other.kind == "predicted", run.kind == "predicted", other.kind),
+        (work.prompt_len, run.workload.prompt_len, f"prompt {work.prompt_len}"),
+        (work.gen_len, run.workload.gen_len, f"{work.gen_len} tokens generated"),
+        (work.num_gpu_batches, run.workload.num_gpu_batches, f"{work.num_gpu_batches} GPU batches"),
+        (other.other_options, run.other_options, other.other_options or "default options"),
+    )
+    return ", ".join(dict.fromkeys(words for theirs, ours, words in differ if theirs != ours))
+
+
+def _named(why: str, runs: Sequence[Run]) -> str:
+    called = [run.run_id if run.kind == "quoted" else run.in_words for run in runs]
+    more = f" and {len(called) - _NAMED} more" if len(called) > _NAMED else ""
+    return f"Left out: {'; '.join(called[:_NAMED])}{more} ({why})."
+
+
+# ---- runs with a section of their own -------------------------------------------------------------------------------
+
+
+def _extra(run: Run | RunSettings) -> Row | None:
+    """The homework's extra that has these settings, page cache and reader included."""
+    options = run.other_options if isinstance(run, Run) else other_options(run)
+    for row in (row for rows in EXTRAS.values() for row in rows):
+        if (_key(row), row.page_cache, f"--disk-reader {row.disk_reader}") == (_key(run), run.page_cache, options):
+            return row
+    return None
+
+
+def _extras(first: Run, runs: Iterable[Run]) -> dict[str, Run]:
+    """The extras that may be compared with a campaign, by row id."""
+    if first.other_options:
+        return {}
+    comparable = [run for run in runs if _extra(run) and _same_work(run) == _same_work(first)]
+    return {row.id: run for run in _last_done(comparable) if (row := _extra(run))}

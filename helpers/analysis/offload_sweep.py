@@ -139,16 +139,15 @@ def analyze(points: Iterable[Run]) -> OffloadSweep:
     }
     steps = tuple(_step(rows, before, after, rates, terms) for before, after in STEPS)
     parts = (
-        Part("What each step adds, and what bounds the run after it", _what_bounds(rows, steps, rates, terms)),
+        Part("What each step adds, and what bounds the run after it", "", _what_bounds(rows, steps, rates, terms)),
         Part(
             "(a) Within a class: are the two PCIe ratios close, and the two disk ratios?",
+            "",
             _within_class(rows, steps, terms),
         ),
-        Part("(b) Within a pair: which ratio is larger, PCIe or disk?", _within_pair(steps, rates)),
+        Part("(b) Within a pair: which ratio is larger, PCIe or disk?", "", _within_pair(steps, rates)),
     )
-    return OffloadSweep(
-        question="q1", parts=parts, gaps=gaps(rows, QUESTIONS["q1"]), steps=steps, rates=rates, terms=terms
-    )
+    return OffloadSweep(question="q1", parts=parts, gaps=gaps(rows, "q1"), steps=steps, rates=rates, terms=terms)
 
 
 def _rates(rows: Rows) -> Rates:

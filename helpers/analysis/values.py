@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.analysis.matching import Rows
-from helpers.homework import Row
+from helpers.homework import QUESTIONS
 from helpers.runs import Run
 
 # The emulation paces both links: where a read comes from makes no difference to its times.
@@ -95,15 +95,29 @@ def pass_time(point: Run | None) -> Value | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One lettered sub-question and its answer."""
+    """One lettered sub-question and its answer.
 
-    title: str
-    text: str
+    `verdict` answers in one or two sentences, shown in bold; `reason` is the rest of what stays visible. Together they
+    have at most 60 words. `details` (Markdown) is folded.
+    """
+
+    title: str  # "(a)", or "" for a question's only part
+    verdict: str
+    reason: str = ""
+    details: str = ""
+
+    @property
+    def markdown(self) -> str:
+        bold = f"**{f'{self.title} {self.verdict}'.strip()}**"
+        visible = f"{bold} {self.reason}".strip()
+        if not self.details:
+            return visible
+        return f"{visible}\n\n<details><summary>Details</summary>\n\n{self.details}\n\n</details>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The worded answer to a question: what is missing first, then each part in the homework's order."""
+    """The worded answer to a question: first what is missing or was disturbed, then each part."""
 
     question: str
     parts: tuple[Part, ...]
@@ -111,32 +125,33 @@ class Answer:
 
     @property
     def markdown(self) -> str:
-        blocks = [f"*{gap}*" for gap in self.gaps]
-        for part in self.parts:
-            blocks += [f"**{part.title}**", part.text]
-        return "\n\n".join(blocks) + "\n"
+        return "\n\n".join((*(f"*{gap}*" for gap in self.gaps), *(part.markdown for part in self.parts))) + "\n"
 
     def _repr_markdown_(self) -> str:
         return self.markdown
 
 
-def gaps(rows: Rows, wanted: Sequence[Row]) -> tuple[str, ...]:
-    """A sentence for each row that is missing or failed, and what was noticed while matching."""
-    missing = [row.label for row in wanted if row.id not in rows.by_id and row.page_cache is None]
-    sentences = [f"Missing: {listed(missing)}. What depends on it is left out."] if missing else []
-    for row in wanted:
-        point = rows.by_id.get(row.id)
-        if point is not None and point.status == "failed":
+def gaps(rows: Rows, question: str) -> tuple[str, ...]:
+    """A sentence for what is missing, failed, inconsistent or disturbed among a question's rows."""
+    shown = rows.question(question)
+    there = {row.id for row in shown}
+    missing = [row.label for row in QUESTIONS[question] if row.id not in there and row.page_cache is None]
+    sentences = [f"Missing: {listed(missing)}."] if missing else []
+    for row in shown:
+        run = row.run
+        if not row.done:
+            sentences.append(f"Failed: {row.name} ({in_line(run.reason or 'no reason given')}).")
+        if run.figures_disagree and run.wall_time_s and run.total_throughput_tok_s:
             sentences.append(
-                f"Failed: {row.label} ({in_line(point.reason or 'no reason given')}). What depends on it is left out."
+                f"{row.name}: {plain(run.wall_time_s)} s at {plain(run.total_throughput_tok_s)} token/s is not the "
+                f"{run.workload.generated_tokens} tokens of its workload; times here follow the throughput."
             )
-        if point is not None and point.figures_disagree:
-            sentences.append(
-                f"{row.label}: {plain(point.wall_time_s)} s at {plain(point.total_throughput_tok_s)} token/s is "
-                "not the "
-                f"{point.workload.generated_tokens} tokens of its workload; times are worked out from the throughput."
-            )
-    return tuple(sentences) + rows.notes
+    disturbed: dict[str, list[str]] = {}
+    for row in shown:
+        if row.disturbance:
+            disturbed.setdefault(row.disturbance, []).append(row.label)
+    sentences += [f"Disturbed: {listed(labels)} ({what})." for what, labels in disturbed.items()]
+    return tuple(sentences)
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from helpers.analysis.values import (
     times,
     uncapital,
 )
-from helpers.homework import QUESTIONS
 from helpers.runs import Run
 
 SCENARIOS = (("(α)", "100 % GPU", "q1-1", "q3-gpu-4bit"), ("(β)", "100 % disk", "q1-5", "q3-disk-4bit"))
@@ -70,17 +69,20 @@ def analyze(points: Iterable[Run]) -> WeightCompression:
     byte_ratio = _byte_ratio(rows)
     return WeightCompression(
         question="q3",
-        gaps=gaps(rows, QUESTIONS["q3"]),
+        gaps=gaps(rows, "q3"),
         gpu=gpu,
         disk=disk,
         byte_ratio=byte_ratio,
         parts=(
-            Part("Direction and size of the change", " ".join(_direction(change) for change in (gpu, disk))),
+            Part("Direction and size of the change", "", " ".join(_direction(change) for change in (gpu, disk))),
             Part(
                 "(a) What does compression save, what does it cost, and which dominates?",
+                "",
                 _saves_and_costs(rows, gpu, disk),
             ),
-            Part("(b) Why is the change not the compression ratio?", _not_the_byte_ratio(rows, gpu, disk, byte_ratio)),
+            Part(
+                "(b) Why is the change not the compression ratio?", "", _not_the_byte_ratio(rows, gpu, disk, byte_ratio)
+            ),
         ),
     )
 
