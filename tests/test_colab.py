@@ -1,4 +1,4 @@
-"""The first cell: finds the laboratory from any folder, installs what is missing, changes nothing that is there."""
+"""The set-up cell finds the lab from any folder, installs missing packages and changes none of the others."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ FIRST_CELL = next(cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells i
 COLAB_PYTHON = paths.ROOT / ".venv-colab" / "bin" / "python"  # with Colab's Jupyter: see the Makefile
 
 
-def run_cell(folder: Path, times: int = 1, **environment: str) -> subprocess.CompletedProcess:
-    """The first cell as a kernel runs it: in a folder, in a Python of its own, as often as asked."""
+# Not the project's .venv, through which the cell would find the real project.
+SYSTEM_PYTHON = sys._base_executable  # type: ignore[attr-defined]
+
+
+def run_cell(folder: Path, times: int = 1, python: str = SYSTEM_PYTHON, **environment: str):
+    """Run the set-up cell in a folder, in a Python of its own."""
     code = f"cell = {FIRST_CELL!r}\nfor _ in range({times}): exec(cell)"
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=os.environ | environment, capture_output=True, text=True
+        [python, "-c", code], cwd=folder, env=os.environ | environment, capture_output=True, text=True
     )
 
 
 def a_project(folder: Path) -> Path:
-    """A project of which there is no more than the first cell looks for; it says where it is."""
+    """The one file that the set-up cell looks for; it prints where it is."""
     (folder / "helpers" / "setup").mkdir(parents=True)
     (folder / "helpers" / "__init__.py").touch()
     (folder / "helpers" / "setup" / "colab.py").write_text("def set_up(): print('set up', __file__)")
@@ -48,7 +52,8 @@ def a_project(folder: Path) -> Path:
 def test_every_notebook_begins_with_the_same_short_cell(path):
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert cells[0].source == FIRST_CELL
-    assert len(FIRST_CELL.splitlines()) < 20
+    assert len(FIRST_CELL.splitlines()) <= 25
+    assert (cells[0].metadata["cellView"], cells[0].metadata["jupyter"]["source_hidden"]) == ("form", True)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -71,10 +76,46 @@ def test_the_project_is_found_here_above_or_beside(tmp_path, where, start):
     project = a_project(tmp_path / where)
     (tmp_path / start).mkdir(parents=True, exist_ok=True)
     ran = run_cell(tmp_path / start)
-    assert ran.stdout == f"set up {project / 'helpers' / 'colab.py'}\n", ran.stderr
+    assert ran.stdout == f"set up {project / 'helpers' / 'setup' / 'colab.py'}\n", ran.stderr
 
 
-def test_where_there_is_none_it_is_cloned_from_the_badges_repository_once(tmp_path):
+@pytest.mark.parametrize("how", ["papermill", "papermill, relative", "environment", "editor", "venv"])
+def test_the_project_is_found_from_an_unrelated_folder(tmp_path, how):
+    project = a_project(tmp_path / "far" / "lab")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    notebook = project / "notebooks" / "01.ipynb"
+    if how.startswith("papermill"):  # its own command line names the notebook
+        named = os.path.relpath(notebook, elsewhere) if "relative" in how else str(notebook)
+        code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[2]])"
+        command = [SYSTEM_PYTHON, "-c", code, named, FIRST_CELL]
+        ran = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
+    elif how == "editor":
+        code = f"__vsc_ipynb_file__ = {str(notebook)!r}\n{FIRST_CELL}"
+        ran = subprocess.run([SYSTEM_PYTHON, "-c", code], cwd=elsewhere, capture_output=True, text=True)
+    elif how == "environment":
+        ran = run_cell(elsewhere, OFFLOAD_LAB=str(project))
+    else:
+        subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", str(project / ".venv")], check=True)
+        ran = run_cell(elsewhere, python=str(project / ".venv" / "bin" / "python"))
+    assert Path(ran.stdout.removeprefix("set up ").strip()).samefile(project / "helpers/setup/colab.py"), ran.stderr
+    assert list(elsewhere.iterdir()) == []
+
+
+STAMPED = FIRST_CELL.replace("YOUR_NAME/", "somebody/", 1)
+
+
+def clone_from(origin: Path) -> dict[str, str]:
+    """Git settings that send the cell's clone to a local repository."""
+    return {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{origin}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/somebody/offload-lab",
+    }
+
+
+def test_a_published_lab_is_cloned_once_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "FIRST_CELL", STAMPED)
     origin = a_project(tmp_path / "origin" / "some-lab")
     git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "init", "-q", str(origin)], check=True)
@@ -82,36 +123,29 @@ def test_where_there_is_none_it_is_cloned_from_the_badges_repository_once(tmp_pa
     subprocess.run([*git, "commit", "-qm", "all"], check=True)
     empty = tmp_path / "content"
     empty.mkdir()
-    cell = {
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": f"url.file://{origin}.insteadOf",
-        "GIT_CONFIG_VALUE_0": "https://github.com/" + repository(),
-    }
-    first = run_cell(empty, times=2, **cell)
+    first = run_cell(empty, times=2, **clone_from(origin))
     again = run_cell(empty, GIT_CONFIG_COUNT="0", GIT_ALLOW_PROTOCOL="none")
-    clone = f"set up {empty / 'offload-lab' / 'helpers' / 'colab.py'}\n"
+    clone = f"set up {empty / 'offload-lab' / 'helpers' / 'setup' / 'colab.py'}\n"
     assert (first.stdout, again.stdout) == (clone * 2, clone), first.stderr + again.stderr
 
 
-def repository() -> str:
-    line = next(line for line in FIRST_CELL.splitlines() if line.startswith("repository = "))
-    return line.split('"')[1]
-
-
-def test_a_clone_that_fails_stops_the_cell_with_gits_own_words(tmp_path):
-    ran = run_cell(
-        tmp_path,
-        GIT_CONFIG_COUNT="1",
-        GIT_CONFIG_KEY_0=f"url.file://{tmp_path}/nothing.insteadOf",
-        GIT_CONFIG_VALUE_0="https://github.com/" + repository(),
-    )
+def test_a_failed_clone_stops_the_cell_with_gits_own_words(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "FIRST_CELL", STAMPED)
+    ran = run_cell(tmp_path, **clone_from(tmp_path / "nothing"))
     assert ran.returncode != 0
     assert "nothing" in ran.stderr and "fatal" in ran.stderr
 
 
+def test_an_unpublished_copy_gives_both_ways_out_in_one_sentence(tmp_path):
+    ran = run_cell(tmp_path)
+    assert ran.returncode != 0 and ran.stderr.count("\n") == 1 and "Traceback" not in ran.stderr
+    assert "OFFLOAD_LAB" in ran.stderr and "make badges" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harmless(tmp_path):
     before = colab.installed()
-    ran = run_cell(paths.ROOT / "notebooks", times=2)
+    ran = run_cell(paths.ROOT / "notebooks", times=2, python=sys.executable)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert all(line.startswith(("[OK]", "[warn]")) for line in lines), ran.stdout
