@@ -15,7 +15,8 @@ from helpers.machine.profiles import MachineProfile
 from helpers.models import EMULATED_MODEL
 from helpers.placement import Placement, place
 from helpers.predict import memory_check, time_model
-from helpers.predict.memory_model import DEBUG_LAYER_STEPS, copy_buffer_elements, host_memory_here, peak_gpu_memory
+from helpers.predict.gpu_memory import DEBUG_LAYER_STEPS, peak_gpu_memory
+from helpers.predict.host_memory import copy_buffer_elements, host_memory_here
 from helpers.settings import RunSettings
 from helpers.units import GIB
 

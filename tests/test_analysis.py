@@ -13,7 +13,7 @@ from factories import T4, changed
 from helpers import analysis
 from helpers.analysis.values import Value, in_line, listed, nearest_power_of_ten, plain, seconds, size
 from helpers.homework import DISK, QUESTIONS
-from helpers.predict import memory_model
+from helpers.predict import gpu_memory
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
 QUESTION = {
@@ -76,7 +76,7 @@ def test_q2_growth_is_the_slope_of_the_peaks_and_memory_ends_it_first():
     assert largest == pytest.approx(16 + math.floor((14912 / 1024 - 1.051) / slope), rel=0.05)
     run = RunSettings(model="opt-1.3b", split=OffloadSplit.parse(DISK), device="cuda")
     peaks_mib = [
-        memory_model.peak_gpu_memory(
+        gpu_memory.peak_gpu_memory(
             run.model_copy(update={"workload": Workload(gpu_batch_size=batch_size)}), 0
         ).high_bytes
         / 2**20

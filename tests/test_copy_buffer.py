@@ -12,7 +12,9 @@ from helpers.machine import limits
 from helpers.machine.limits import MemoryAllowance
 from helpers.models import EMULATED_MODEL
 from helpers.predict import memory_check
-from helpers.predict.memory_model import COPY_THREADS, copy_buffer_elements, host_memory, peak_gpu_memory
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import copy_buffer_elements, host_memory
+from helpers.predict.tensors import COPY_THREADS
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
 GIB = 2**30

@@ -27,7 +27,8 @@ from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import T4_COLAB
 from helpers.placement import place
 from helpers.predict import search
-from helpers.predict.memory_model import host_memory, peak_gpu_memory
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import host_memory
 from helpers.predict.search import all_placements, fits
 from helpers.predict.time_model import predict
 from helpers.results import Log, Machine

@@ -7,15 +7,10 @@ from helpers import models
 from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.placement import place
-from helpers.predict.memory_model import (
-    PARTS,
-    block_bytes,
-    host_memory,
-    largest_batch_bound,
-    peak_gpu_memory,
-    pinned_block_bytes,
-    representative_split,
-)
+from helpers.predict.batch_bound import largest_batch_bound
+from helpers.predict.gpu_memory import PARTS, peak_gpu_memory
+from helpers.predict.host_memory import host_memory
+from helpers.predict.tensors import block_bytes, pinned_block_bytes, representative_split
 from helpers.report.tables import REFERENCE
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.weights import store

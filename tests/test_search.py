@@ -12,7 +12,8 @@ from helpers import models
 from helpers.errors import Refused
 from helpers.machine.profiles import T4_COLAB, T4_GCP
 from helpers.placement import place
-from helpers.predict.memory_model import host_memory, peak_gpu_memory
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import host_memory
 from helpers.predict.search import BATCH_COUNTS, BATCH_SIZES, all_placements, best, distinct_placements, fits
 from helpers.predict.time_model import predict
 from helpers.settings import OffloadSplit, RunSettings, Workload

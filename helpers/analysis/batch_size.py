@@ -26,7 +26,7 @@ from helpers.analysis.values import (
     throughput,
     times,
 )
-from helpers.predict import memory_model
+from helpers.predict import gpu_memory
 from helpers.runs import Run
 from helpers.settings import RunSettings
 from helpers.units import GIB
@@ -119,7 +119,7 @@ def _growth(rows: Rows, gpu_mem_gib: float | None) -> Growth | None:
         more = last.workload.gpu_batch_size - first.workload.gpu_batch_size
         per_sequence = (last.peak_gpu_mem_gib - first.peak_gpu_mem_gib) / more
     if capacity is not None and models.resolve(last.model) == last.opt_model:  # a folder may have got another model
-        largest = memory_model.largest_batch(_settings(last), int(capacity * GIB))
+        largest = gpu_memory.largest_batch(_settings(last), int(capacity * GIB))
     overtakes = None
     on_gpu, on_disk = rows.done("q1-1"), rows.done("q1-5")
     compute, pass_s = pass_time(on_gpu), pass_time(on_disk)

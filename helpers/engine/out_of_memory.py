@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from helpers.machine import limits
 from helpers.machine.limits import MemoryAllowance
-from helpers.predict.memory_model import copy_buffer_elements, host_memory_here, peak_gpu_memory
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import copy_buffer_elements, host_memory_here
 from helpers.results import Failure
 from helpers.settings import RunSettings
 from helpers.units import GIB, MIB

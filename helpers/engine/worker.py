@@ -30,7 +30,7 @@ from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.page_cache import ColdReads, drop, write_back
 from helpers.machine.emulation import EmulationProfile
 from helpers.models import OptModel
-from helpers.predict.memory_model import copy_buffer_elements
+from helpers.predict.host_memory import copy_buffer_elements
 from helpers.results import Failure
 from helpers.sampling import disk_counter, own_read_bytes
 from helpers.settings import RunSettings

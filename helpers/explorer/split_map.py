@@ -11,19 +11,18 @@ from numpy.typing import NDArray
 from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.placement import place
-from helpers.predict.memory_model import (
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import host_memory, host_weights
+from helpers.predict.search import all_placements
+from helpers.predict.tensors import (
     COPY_THREADS,
     LARGE_BLOCK,
     WARMUP_PROMPT_LEN,
     CacheShape,
     block_bytes,
     buffers,
-    host_memory,
-    host_weights,
-    peak_gpu_memory,
     representative_split,
 )
-from helpers.predict.search import all_placements
 from helpers.predict.time_model import fastest_latencies
 from helpers.settings import RunSettings
 

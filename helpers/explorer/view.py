@@ -13,7 +13,8 @@ from helpers.explorer.split_map import SplitMap, split_map
 from helpers.explorer.state import State
 from helpers.machine.profiles import MachineProfile
 from helpers.placement import TIERS, Tier, place
-from helpers.predict.memory_model import host_memory, peak_gpu_memory
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import host_memory
 from helpers.predict.time_model import Prediction, predict
 from helpers.settings import RunSettings
 from helpers.units import GIB, MIB

@@ -16,7 +16,10 @@ from helpers.errors import Refused
 from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.placement import place
-from helpers.predict.memory_model import host_memory, largest_batch_bound, peak_gpu_memory, representative_split
+from helpers.predict.batch_bound import largest_batch_bound
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import host_memory
+from helpers.predict.tensors import representative_split
 from helpers.predict.time_model import Prediction, fastest_latencies, predict
 from helpers.settings import OffloadSplit, RunSettings, Workload
 

@@ -14,16 +14,14 @@ from helpers.errors import Refused
 from helpers.machine.profiles import MachineProfile
 from helpers.models import FP16_BYTES, OptModel
 from helpers.placement import PlacedTensor, place
-from helpers.predict.memory_model import (
+from helpers.predict.gpu_memory import peak_gpu_memory
+from helpers.predict.host_memory import host_batch, host_memory, host_weights
+from helpers.predict.tensors import (
     COPY_BUFFER_BYTES,
     COPY_THREADS,
     CacheShape,
     cache_segments,
     decompressed_bytes,
-    host_batch,
-    host_memory,
-    host_weights,
-    peak_gpu_memory,
     representative_split,
 )
 from helpers.settings import RunSettings
