@@ -168,7 +168,7 @@ def _emulated_s(run: RunSettings) -> float | None:
     if run.opt_model != EMULATED_MODEL:
         return None
     placed = _placement(run)
-    on_cpu = placed.bytes_by_tier["cpu"] / 1e9 / EMULATED_T4.host_link_gb_s
+    on_cpu = placed.bytes_by_tier["cpu"] / 1e9 / EMULATED_T4.h2d_gb_s
     on_disk = placed.bytes_by_tier["disk"] / 1e9 / EMULATED_T4.disk_gb_s
     pass_s = EMULATED_PASS_S + on_cpu + on_disk
     passes = run.workload.gen_len

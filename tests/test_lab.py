@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 
@@ -65,7 +64,7 @@ def test_a_result_of_another_machine_or_method_is_not_known(monkeypatch):
     given_anew = here.model_copy(update={"platform": "another kernel", "ram_gib": here.ram_gib + 0.001})
     assert key == lab.run_key(mini(), given_anew)
     assert key != lab.run_key(mini(), MACHINE)
-    slower = dataclasses.replace(lab.EMULATED_T4, disk_gb_s=lab.EMULATED_T4.disk_gb_s / 2)
+    slower = lab.EMULATED_T4.model_copy(update={"disk_gb_s": 0.5 * lab.EMULATED_T4.disk_gb_s})
     with monkeypatch.context() as patched:
         patched.setattr(lab, "EMULATED_T4", slower)
         assert key != lab.run_key(mini(), here)

@@ -28,7 +28,7 @@ from helpers.engine import patches
 from helpers.engine.core_speed import Core
 from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.page_cache import ColdReads, drop, write_back
-from helpers.machine.emulation import EmulationProfile
+from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.predict.host_memory import copy_buffer_elements
 from helpers.results import Failure
@@ -51,7 +51,7 @@ class Job:
     offload_dir: Path
     log_path: Path
     disk_device: str | None
-    emulation: EmulationProfile | None
+    emulation: MachineProfile | None
     fastest_loop_s: float | None  # a Core's, of the runs before
     origin_s: float  # of time.monotonic(); zero on the run's clock
 
@@ -159,7 +159,7 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
         from helpers.engine import emulated_gpu
 
         torch.set_num_threads(1)  # the emulated GPU is one CPU core: steadier than two that others also want
-        emulated = emulated_gpu.EmulatedGpu(job.emulation.host_link_gb_s * 1e9, job.emulation.gpu_mem_gib * 2**30)
+        emulated = emulated_gpu.EmulatedGpu(job.emulation.h2d_gb_s * 1e9, job.emulation.gpu_mem_gib * 2**30)
         emulated_gpu.install(emulated)
         link = emulated_gpu.Link(job.emulation.disk_gb_s * 1e9)
         _pace_disk(pytorch_backend, link.wait_for)

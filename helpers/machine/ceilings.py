@@ -95,7 +95,7 @@ def _theoretical(device: Literal["cuda", "emulated"]) -> dict[str, Theoretical]:
     if device == "emulated":
         disk += f"; emulated runs hold the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s"
         for name in ("host_to_device_gb_s", "device_to_host_gb_s"):
-            links[name] += f"; emulated runs hold this link to {EMULATED_T4.host_link_gb_s:g} GB/s"
+            links[name] += f"; emulated runs hold this link to {EMULATED_T4.h2d_gb_s:g} GB/s"
     unknown = {"disk_read_gb_s": disk, "page_cache_read_gb_s": memory} | links
     found = {name: Theoretical(value=None, source=source) for name, source in unknown.items()}
     return found | data_sheets.of_gpu(gpus.nameplate()) if device == "cuda" else found

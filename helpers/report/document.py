@@ -53,7 +53,7 @@ KINDS = {
     "measured on the emulated GPU": "FlexGen's own scheduler, copies and layers ran, with a CPU in the GPU's "
     "part and the "
     f"host link of the machine profile named in the source. Both links are held to a rate on purpose: the host link "
-    f"to {EMULATED_T4.host_link_gb_s:g} GB/s, the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s, so whether a read comes "
+    f"to {EMULATED_T4.h2d_gb_s:g} GB/s, the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s, so whether a read comes "
     "from page cache or disk makes no difference to the times. The figures are that emulation's: their order and "
     "ratios can be read, their absolute values are no GPU's.",
     "projected by FlexGen": "`--debug-mode` timed a few layer-steps, with overlap off, and projected the rest. "

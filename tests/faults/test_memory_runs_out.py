@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ CGROUP_LIMIT = 900 << 20  # a tiny run fits, a large one does not
     ],
 )
 def test_the_gpus_memory(capacity_gib, work, tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "EMULATED_T4", replace(launcher.EMULATED_T4, gpu_mem_gib=capacity_gib))
+    monkeypatch.setattr(launcher, "EMULATED_T4", launcher.EMULATED_T4.model_copy(update={"gpu_mem_gib": capacity_gib}))
     failure = run_one(mini(workload=work), tmp_path).failure
     assert failure.kind == "gpu_oom" and len(failure.message.splitlines()) == 1
     for words in ("Tried to allocate", "is free", "need about", "--percent", "--gpu-batch-size"):
@@ -50,7 +49,9 @@ def test_what_fits_to_the_last_byte_runs(tmp_path, monkeypatch):
     settings = mini()
     peak = run_one(settings, tmp_path / "free").peak_gpu_mem_gib
     for capacity_gib, kind in ((peak * 1.02, None), (peak * 0.98, "gpu_oom")):
-        monkeypatch.setattr(launcher, "EMULATED_T4", replace(launcher.EMULATED_T4, gpu_mem_gib=capacity_gib))
+        monkeypatch.setattr(
+            launcher, "EMULATED_T4", launcher.EMULATED_T4.model_copy(update={"gpu_mem_gib": capacity_gib})
+        )
         failure = run_one(settings, tmp_path / str(kind)).failure
         assert (failure and failure.kind) == kind
 
