@@ -22,8 +22,8 @@ class Row:
     percent: str
     gpu_batch_size: int = 4
     compress_weight: bool = False
-    debug_mode: str | None = None
-    page_cache: str | None = None  # None: as the whole homework is run
+    debug_mode: Literal["breakdown", "fewer_batch"] | None = None
+    page_cache: Literal["natural", "cold"] | None = None  # None: as the whole homework is run
     disk_reader: Literal["stock", "direct"] = "stock"
 
     def settings(self, **common: Any) -> RunSettings:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import models, paths, results
+from helpers import models, options, paths, results
 from helpers.engine import launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.errors import Refused
@@ -146,18 +146,8 @@ def run_key(settings: RunSettings, where: Machine) -> str:
 
 def describe(settings: RunSettings) -> str:
     """A run in a few words, for a progress bar."""
-    words = [settings.opt_model.name, f"--percent {settings.split}", f"batch {settings.workload.effective_batch}"]
-    if settings.compress_weight:
-        words.append("4-bit weights")
-    if settings.debug_mode:
-        words.append(settings.debug_mode)
-    if settings.page_cache == "cold":
-        words.append("cold")
-    if settings.disk_reader == "direct":
-        words.append("direct reader")
-    if settings.copy_buffer == "fit":
-        words.append("fitted copy buffers")
-    return ", ".join(words)
+    batch = f"batch {settings.workload.effective_batch}"
+    return ", ".join((settings.opt_model.name, f"--percent {settings.split}", batch, *options.words(settings)))
 
 
 def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:

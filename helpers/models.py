@@ -90,7 +90,7 @@ class OptModel:
 
     @cached_property
     def files(self) -> dict[str, tuple[int, ...]]:
-        """Every weight file of the model, name to shape; the shared embedding stands once."""
+        """Every weight file of the model, name to shape; the shared embedding appears once."""
         return {tensor.name: tensor.shape for layer in self.layers for tensor in layer.tensors}
 
     @cached_property
@@ -107,11 +107,11 @@ class OptModel:
 EMULATED_MODEL = OptModel("opt-mini", num_layers=4, hidden_size=256, num_heads=4, vocab_size=1024)
 # Layers as wide as OPT-1.3B's, few of them: short runs that show a machine's rates.
 PROBE_MODEL = OptModel("opt-probe", num_layers=3, hidden_size=2048, num_heads=32, vocab_size=1024)
-# These exist here only: no hub has them.
+# Models of this lab; no hub has them.
 SYNTHETIC_MODELS = (EMULATED_MODEL, PROBE_MODEL)
 
-# The shapes of flexgen.opt_config.get_opt_config, held here so that asking costs no import of
-# torch; tests/test_models.py compares them with FlexGen's own.
+# The shapes of flexgen.opt_config.get_opt_config, copied so that reading them doesn't import torch;
+# tests/test_models.py compares them with FlexGen's own.
 KNOWN_MODELS = {
     model.name: model
     for model in (
@@ -129,8 +129,7 @@ KNOWN_MODELS = {
     )
 }
 
-
-# What a config's sizes may be: ten times the largest OPT's, so that a slip is refused and not worked on for hours.
+# Bounds on a config's sizes, about ten times the largest OPT's, so that a slip is refused at once.
 SANE = {
     "num_hidden_layers": (1, 1_000),
     "hidden_size": (1, 131_072),
@@ -141,16 +140,14 @@ SANE = {
 
 
 def resolve(name: str) -> OptModel:
-    """The model that `name` means: `opt-1.3b`, `OPT-1.3B`, `facebook/opt-1.3b`, `opt-1.3b-np`, or a
-    folder that transformers saved an OPT model in.
+    """The model that `name` means: `opt-1.3b`, `OPT-1.3B`, `facebook/opt-1.3b`, `opt-1.3b-np`, or a folder in which
+    transformers saved an OPT model.
 
-    Raises Refused for a name FlexGen has no model for, listing the choices.
+    Raises Refused, listing the choices, for a name that FlexGen has no model for.
     """
     folder = local_folder(name)
     if folder is not None:
         return _from_transformers_config(folder)
-    if name in _from_records:
-        return _from_records[name]
     short = name.strip().lower().removeprefix("facebook/").removesuffix("-np")
     if short in KNOWN_MODELS:
         return KNOWN_MODELS[short]
@@ -169,21 +166,9 @@ def resolve(name: str) -> OptModel:
     )
 
 
-_from_records: dict[str, OptModel] = {}
-
-
-def remember(folder: str, model: OptModel) -> None:
-    """What a folder held when a run was recorded: its name means that from now on, should it not be there any more."""
-    _from_records[folder] = model
-
-
-def is_remembered(folder: str) -> bool:
-    return folder in _from_records
-
-
 def local_folder(name: str) -> Path | None:
-    """The transformers folder that `name` points to, or None if `name` is just a name."""
-    folder = os.path.expanduser(name)  # like isfile, and unlike Path's, it takes any text
+    """The transformers folder that `name` points to, or None if it points to none."""
+    folder = os.path.expanduser(name)  # unlike Path's, this and isfile accept any text
     return Path(folder).resolve() if os.path.isfile(os.path.join(folder, "config.json")) else None
 
 
@@ -199,7 +184,7 @@ def _from_transformers_config(folder: Path) -> OptModel:
                 raise Refused(f"{path}: {key} is {config[key]!r}, not a whole number from {least} to {most:,}")
         heads = config["num_attention_heads"]
         if hidden % heads:
-            raise Refused(f"{path}: num_attention_heads is {heads}, no divisor of hidden_size {hidden}")
+            raise Refused(f"{path}: num_attention_heads is {heads}, which doesn't divide hidden_size {hidden}")
         required = {
             "do_layer_norm_before": True,
             "ffn_dim": 4 * hidden,
@@ -209,20 +194,10 @@ def _from_transformers_config(folder: Path) -> OptModel:
             "layer_norm_elementwise_affine": True,
             "pad_token_id": 1,
         }
-        # What a config leaves out has transformers' default for OPT.
-        defaults = {
-            "do_layer_norm_before": True,
-            "ffn_dim": 3072,
-            "word_embed_proj_dim": hidden,
-            "activation_function": "relu",
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-            "pad_token_id": 1,
-        }
         for key, wanted in required.items():
-            found = config.get(key, defaults.get(key))
-            if found != wanted:
-                raise Refused(f"{path}: {key} is {found!r}, FlexGen's OPT needs {wanted!r}")
+            default = 3072 if key == "ffn_dim" else wanted  # transformers' default for OPT
+            if config.get(key, default) != wanted:
+                raise Refused(f"{path}: {key} is {config.get(key, default)!r}, FlexGen's OPT needs {wanted!r}")
         name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip(".-") or "local-opt"
         return OptModel(
             name,
@@ -232,7 +207,7 @@ def _from_transformers_config(folder: Path) -> OptModel:
             vocab_size=config["vocab_size"],
             max_positions=config["max_position_embeddings"],
         )
+    except Refused:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, Refused):
-            raise
         raise Refused(f"{path}: not a readable transformers OPT config ({error!r})") from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import statistics
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -14,29 +12,31 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from helpers import models, paths
+from helpers import paths
 from helpers.errors import Refused
 from helpers.models import OptModel
 from helpers.settings import Frozen, RunSettings, in_one_line
 
 LOG_NAME = "results.jsonl"
 SCHEMA_VERSION = 1
-# Raised whenever a change to the laboratory changes what a figure means; known results are then
-# measured again.
+# Raised whenever a change to the lab changes what a figure means, so that known results are measured again.
 METHOD_VERSION = 4
 
 FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
 ]
 MOST_NAMED = 10  # of a log's broken lines
-# What a figure can be: beyond it a record is damaged.
+# Figures outside these bounds mean a damaged record.
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Gib = Annotated[float, Field(ge=0, le=1e6)]
-KIND_OF_DEVICE = {"cuda": "measured on CUDA", "emulated": "measured on the emulated GPU"}
+Kind = Literal[
+    "measured on CUDA", "measured on the emulated GPU", "measured by you", "projected by FlexGen", "predicted", "quoted"
+]
+KIND_OF_DEVICE: dict[str, Kind] = {"cuda": "measured on CUDA", "emulated": "measured on the emulated GPU"}
 
 
 class DiskSeries(Frozen):
-    """What the disk behind the offload folder read, interval by interval. Times count from the run's start."""
+    """Reads from the disk behind the offload folder, by interval. Times count from the run's start."""
 
     source: str  # "iostat 12.6.1", "/proc/diskstats" or "psutil"
     device: str
@@ -47,7 +47,7 @@ class DiskSeries(Frozen):
     read_kib_per_s: tuple[float, ...]
     request_kib: tuple[float | None, ...]  # mean size of a read; None where there was none
     util_percent: tuple[float | None, ...]
-    idle_read_kib_per_s: float | None  # before the run: what others read
+    idle_read_kib_per_s: float | None  # before the run: other processes' reads
 
 
 class MemorySeries(Frozen):
@@ -63,7 +63,7 @@ class MemorySeries(Frozen):
 
 
 class Samples(Frozen):
-    """Everything sampled beside a run; a part that this machine cannot give is None, and `notes` says why."""
+    """Everything sampled during a run. A part that this machine can't give is None, and `notes` says why."""
 
     disk: DiskSeries | None = None
     gpu: MemorySeries | None = None
@@ -75,9 +75,9 @@ class Repeat(Frozen):
     """One measured generation, in a process of its own. Latencies are FlexGen's own `generate` timer: prefill, then
     each decode pass.
 
-    `disk_read_bytes` is what the disk's counter gave in the window, `own_read_bytes` what this process
-    had to take from storage; both None where the kernel does not say. `core_speed` is the main thread's
-    processor core's right before or after the window, whichever is less, of the fastest seen on this machine.
+    `disk_read_bytes` comes from the disk's counter, `own_read_bytes` from this process's; both are None where the
+    kernel doesn't report them. `core_speed` is the speed of the main thread's CPU core as a share of the fastest seen
+    on this machine: the lower of two measurements, right before and right after the generation.
     """
 
     started_s: float
@@ -103,7 +103,7 @@ class Repeat(Frozen):
 
 
 class Failure(Frozen):
-    """Why a run gave no figures: its kind, the first real error in one line, and the log's end."""
+    """Why a run has no figures: the kind of failure, the first real error in one line, and the end of its output."""
 
     kind: FailureKind
     message: str
@@ -123,12 +123,12 @@ class Machine(Frozen):
 
 
 class RunRecord(Frozen):
-    """One run: what it was, where and how, and what came of it."""
+    """One run: its settings, its machine, how it was measured, and its figures or failure."""
 
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     method_version: int = METHOD_VERSION
     key: str
-    kind: str
+    kind: Kind
     status: Literal["done", "failed"]
     settings: RunSettings
     command: str
@@ -137,13 +137,13 @@ class RunRecord(Frozen):
     started_at: str  # ISO 8601, UTC
     duration_s: float
     phases_s: dict[str, float] = {}  # start, context, pinning, weights, warm-up, measured, end: seconds of each
-    model_shape: OptModel | None = None  # of a model from a folder: the record outlives it
+    model_shape: OptModel | None = None  # of a model in a folder, which the record outlives
     weights: str = ""  # where the weights came from
     prompt: str = ""  # where the prompt's token ids came from
     repeats: tuple[Repeat, ...] = ()
     generated_tokens: tuple[tuple[int, ...], ...] = ()
     bytes_by_tier: dict[str, int] = {}
-    bytes_expected_from_disk: int = 0  # of weights, by one repeat, were nothing in the page cache
+    bytes_expected_from_disk: int = 0  # weights of one repeat, with nothing in the page cache
     peak_gpu_reserved_gib: float | None = None
     samples: Samples = Samples()
     failure: Failure | None = None
@@ -178,21 +178,22 @@ class RunRecord(Frozen):
 
     @property
     def peak_gpu_mem_gib(self) -> float | None:
-        """FlexGen's statistic, over start, warm-up and the first generation, as its own command sees it."""
+        """FlexGen's statistic, over start, warm-up and the first generation, as its own command reports it."""
         return self.repeats[0].peak_gpu_mem_gib if self.repeats else None
 
     @property
     def bytes_from_disk(self) -> int | None:
-        """Bytes that the disk gave in one repeat (median): the device's counter, else the process's own."""
+        """Bytes read from the disk in one repeat (median), by the device's counter or else the process's own."""
         for counts in ([r.disk_read_bytes for r in self.repeats], [r.own_read_bytes for r in self.repeats]):
-            if counts and None not in counts:
-                return int(statistics.median(counts))
+            known = [count for count in counts if count is not None]
+            if known and len(known) == len(counts):
+                return int(statistics.median(known))
         return None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The records of some runs, by the name each was asked for under, in the order they were asked for."""
+    """The records of some runs by the names they were requested under, in that order."""
 
     records: dict[str, RunRecord]
 
@@ -201,36 +202,20 @@ class Sweep:
         return {name: record for name, record in self.records.items() if record.status == "failed"}
 
 
-# How `append` begins a line: enough to know whose record it is, and whether it is done, without reading all of it.
-_HEAD = re.compile(
-    rb'\{"schema_version":\d+,"method_version":\d+,"key":"(\w+)","kind":"[^"]*","status":"(done|failed)",'
-)
-
-
-class _OfAFolder(BaseModel):
-    """What a record says of its model, if that was in a folder, which may be gone."""
-
-    class Settings(BaseModel):
-        model: str
+class _ModelShape(BaseModel):
+    """The part of a record that says what model a folder held."""
 
     model_shape: OptModel
-    settings: Settings
-
-
-def _remember_model(line: bytes) -> None:
-    """Raises ValidationError for a line that says nothing of it."""
-    found = _OfAFolder.model_validate_json(line)
-    models.remember(found.settings.model, found.model_shape)
 
 
 class Log:
-    """A JSON Lines file of records: appended to, one whole line a record, and never rewritten."""
+    """A JSON Lines file of records: one line each, appended and never rewritten."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
 
     def append(self, record: RunRecord) -> None:
-        """Add a record and put it on the disk before returning. Raises OSError if it cannot be kept."""
+        """Append a record and sync it to disk. Raises OSError if that fails."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = record.model_dump_json().encode() + b"\n"
         with open(self.path, "ab") as log:
@@ -241,76 +226,48 @@ class Log:
             os.fsync(log.fileno())
 
     def __iter__(self) -> Iterator[RunRecord]:
-        """Every readable record, oldest first; lines that are none are skipped, with one warning at the end."""
+        """Every readable record, oldest first. Other lines are skipped, with one warning at the end."""
         broken: dict[int, str] = {}
-        for number, _, line in self._lines():
-            record = self._record(number, line, broken)
-            if record:
+        for number, line in self._lines():
+            try:
+                kept = _ModelShape.model_validate_json(line).model_shape if b'"model_shape":{' in line else None
+                record = RunRecord.model_validate_json(line, context={"model_shape": kept})
+            except ValidationError as error:
+                broken[number] = in_one_line(error) if line.endswith(b"\n") else "cut off while it was written"
+            else:
                 yield record
         self._warn_of(broken)
 
     def latest(self, keys: Collection[str] | None = None) -> dict[str, RunRecord]:
-        """Of each run (of `keys` alone, if given) its last record that is done, else its last failure; in the order
-        in which the runs first stand in the log.
+        """Each run's last finished record, or else its last failure, in the order in which runs first appear.
 
-        Only what is asked for is read whole: a log of 100,000 records is looked through in a second. Of lines passed
-        over, those that are visibly no records are in the warning.
+        `keys` limits this to some runs.
         """
-        broken: dict[int, str] = {}
-        wanted = None if keys is None else set(keys)
-        places: dict[str, dict[str, list[tuple[int, int]]]] = {}
-        for number, offset, line in self._lines():
-            head = _HEAD.match(line)
-            if head and line.endswith(b"}\n"):
-                key, status = head[1].decode(), head[2].decode()
-            elif record := self._record(number, line, broken):
-                key, status = record.key, record.status
-            else:
-                continue
-            if wanted is None or key in wanted:
-                places.setdefault(key, {"failed": [], "done": []})[status].append((number, offset))
-        found = {}
-        with open(self.path, "rb") if places else contextlib.nullcontext() as log:
-            for key, by_status in places.items():
-                for number, offset in reversed(by_status["failed"] + by_status["done"]):
-                    log.seek(offset)
-                    if record := self._record(number, log.readline(), broken):
-                        found[key] = record
-                        break
-        self._warn_of(broken)
+        found: dict[str, RunRecord] = {}
+        for record in self:
+            known = found.get(record.key)
+            if (keys is None or record.key in keys) and (
+                known is None or record.status == "done" or known.status == "failed"
+            ):
+                found[record.key] = record
         return found
 
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Each line that is not empty: its number, where it begins, itself. Raises Refused for a log that may not be
-        read."""
-        offset = 0
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """The lines that aren't empty, numbered. Raises Refused for a log that can't be read."""
         paths.check_file(self.path)
         try:
             with open(self.path, "rb") as log:
-                for number, line in enumerate(log, start=1):
-                    if line.strip():
-                        yield number, offset, line
-                    offset += len(line)
+                yield from ((number, line) for number, line in enumerate(log, start=1) if line.strip())
         except FileNotFoundError:
             return
         except OSError as error:
             raise Refused(f"{self.path} cannot be read ({error.strerror})") from error
 
-    def _record(self, number: int, line: bytes, broken: dict[int, str]) -> RunRecord | None:
-        """The record of a line; None if it is none, and then why in `broken`."""
-        try:
-            if b'"model_shape":{' in line:
-                _remember_model(line)
-            return RunRecord.model_validate_json(line)
-        except ValidationError as error:
-            broken[number] = "cut off while it was written" if not line.endswith(b"\n") else in_one_line(error)
-            return None
-
     def _warn_of(self, broken: Mapping[int, str]) -> None:
         if broken:
             (first, cause), *others = sorted(broken.items())
             shown = [str(number) for number, _ in others[:MOST_NAMED]]
-            more = f", nor {'is line' if len(others) == 1 else 'are lines'} {', '.join(shown)}" if others else ""
+            more = f"; so {'is line' if len(others) == 1 else 'are lines'} {', '.join(shown)}" if others else ""
             more += f" and {len(others) - MOST_NAMED:,} others" if len(others) > MOST_NAMED else ""
             warnings.warn(f"{self.path}, line {first}: not a record, skipped ({cause}){more}", stacklevel=3)
 

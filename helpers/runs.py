@@ -1,38 +1,31 @@
-"""One row of figures, whoever measured them: from the laboratory's own log, or from someone's CSV."""
+"""One measured run, whoever measured it: from this lab's log, or from a file of figures."""
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from helpers import models
 from helpers.models import OptModel
 from helpers.placement import Placement, place
-from helpers.results import DiskSeries, Machine, Repeat, RunRecord, Sweep
+from helpers.results import DiskSeries, Kind, Machine, Repeat, RunRecord, Sweep
 from helpers.settings import Frozen, OffloadSplit, RunSettings, Workload
-
-Kind = Literal["measured on CUDA", "measured on the emulated GPU", "projected by FlexGen", "predicted", "quoted"]
 
 
 class Run(Frozen):
-    """One row of figures. None is "not known"; a failed run is a point with its reason and no figures.
+    """The settings and figures of one run. None means "not known"; a failed run has a reason and no figures.
 
-    `wall_time_s` is prefill + decode of one generation; with repeats, figures are medians and
-    `*_range` holds (lowest, highest). GiB = 2**30 bytes; iostat's kB are KiB.
+    `wall_time_s` is prefill + decode of one generation. With repeats, figures are medians and `*_range` holds
+    (lowest, highest). GiB = 2**30 bytes; iostat's kB are KiB.
     """
 
     run_id: str
     kind: Kind
-    source: str  # the machine that measured, or the file that says so
-    model: str
-    model_shape: OptModel | None = None  # of a model from a folder, as it was when it ran
-    split: OffloadSplit
-    workload: Workload
-    compress_weight: bool = False
-    debug_mode: Literal["breakdown", "fewer_batch"] | None = None
-    page_cache: Literal["natural", "cold"] | None = None
-    other_options: str = ""  # FlexGen options that are not at their defaults
+    source: str  # the machine that measured it, or the file that reports it
+    sources: tuple[str, ...] = ()  # file and line of the figures, where they come from files
+    settings: RunSettings
+    assumed: tuple[str, ...] = ()  # options that the source doesn't state, taken to be the homework's
 
     status: Literal["done", "failed"] = "done"
     reason: str = ""
@@ -67,31 +60,49 @@ class Run(Frozen):
     notes: tuple[str, ...] = ()
 
     @property
+    def model(self) -> str:
+        return self.settings.model
+
+    @property
+    def split(self) -> OffloadSplit:
+        return self.settings.split
+
+    @property
+    def workload(self) -> Workload:
+        return self.settings.workload
+
+    @property
+    def compress_weight(self) -> bool:
+        return self.settings.compress_weight
+
+    @property
+    def debug_mode(self) -> Literal["breakdown", "fewer_batch"] | None:
+        return self.settings.debug_mode
+
+    @property
+    def page_cache(self) -> Literal["natural", "cold"] | None:
+        return None if "page_cache" in self.assumed else self.settings.page_cache
+
+    @property
+    def other_options(self) -> str:
+        return self.settings.other_options
+
+    @property
     def in_words(self) -> str:
-        """What the run is; the model and the lengths of its workload apart."""
-        shares = ((self.split.weights_gpu, "GPU"), (self.split.weights_cpu, "CPU"), (self.split.weights_disk, "disk"))
-        return ", ".join(
-            filter(
-                None,
-                (
-                    " + ".join(f"{share} % {tier}" for share, tier in shares if share),
-                    f"batch {self.workload.gpu_batch_size}",
-                    "4-bit weights" if self.compress_weight else "",
-                    self.debug_mode,
-                    "page cache dropped" if self.page_cache == "cold" else "",
-                    self.other_options,
-                ),
-            )
-        )
+        return self.settings.in_words
 
     @property
     def opt_model(self) -> OptModel:
-        """The model that ran. Raises Refused if it is a folder that is not here, of which no record tells the shape."""
-        return self.model_shape or models.resolve(self.model)
+        return self.settings.opt_model
+
+    @property
+    def model_shape(self) -> OptModel | None:
+        """The shape of a model in a folder, whose name alone doesn't say which model it was."""
+        return self.opt_model if os.path.isabs(self.model) else None
 
     @property
     def placement(self) -> Placement:
-        """Where FlexGen puts the weights. Raises Refused as `opt_model` does."""
+        """Where FlexGen puts the weights."""
         return place(self.opt_model, self.split.weights_gpu, self.split.weights_cpu, self.compress_weight)
 
     @property
@@ -101,7 +112,7 @@ class Run(Frozen):
 
     @property
     def figures_disagree(self) -> bool:
-        """Whether wall time x throughput is not the workload's tokens: then one of them is of something else."""
+        """Whether wall time x throughput differs from the workload's tokens, so that one of them is of another run."""
         if self.wall_time_s is None or self.total_throughput_tok_s is None:
             return False
         tokens = self.wall_time_s * self.total_throughput_tok_s
@@ -109,7 +120,7 @@ class Run(Frozen):
 
     @property
     def latency_s(self) -> float | None:
-        """Seconds of one generation: the wall time, or tokens over throughput if it is not given or disagrees."""
+        """Seconds per generation: the wall time, or tokens over throughput where that is unknown or disagrees."""
         if self.wall_time_s is not None and not self.figures_disagree:
             return self.wall_time_s
         if self.total_throughput_tok_s:
@@ -123,7 +134,7 @@ def from_sweep(sweep: Sweep) -> tuple[Run, ...]:
 
 
 def from_record(run_id: str, record: RunRecord) -> Run:
-    """The figures of a record. Disk peaks are those inside the measured repeats."""
+    """The figures of a record. Disk peaks are those within the measured repeats."""
     settings = record.settings
     failed = record.status == "failed"
     repeats = () if failed else record.repeats
@@ -140,14 +151,7 @@ def from_record(run_id: str, record: RunRecord) -> Run:
         run_id=run_id,
         kind=record.kind,
         source=record.machine.name,
-        model=settings.model,
-        model_shape=record.model_shape,
-        split=settings.split,
-        workload=settings.workload,
-        compress_weight=settings.compress_weight,
-        debug_mode=settings.debug_mode,
-        page_cache=settings.page_cache,
-        other_options=other_options(settings),
+        settings=settings,
         status=record.status,
         reason=reason,
         repeats=len(repeats) or None,
@@ -180,9 +184,9 @@ def _range(values: Iterable[float]) -> tuple[float, float] | None:
     return (min(values), max(values)) if len(values) > 1 else None
 
 
-def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str, float | None]:
-    """Peaks over the samples within a repeat, or, of a repeat too short to hold one, those that touch it: what was
-    read before the run, by its own loading or by others, is not the run. A rate has been as high as its mean."""
+def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str, Any]:
+    """Peaks over the samples within a repeat or, for a repeat too short to hold one, those that overlap it. Anything
+    read before the run doesn't count. A peak rate is at least the repeat's mean rate."""
     columns = {
         "disk_r_s_peak": "reads_per_s",
         "disk_rkb_s_peak": "read_kib_per_s",
@@ -196,7 +200,7 @@ def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str,
         touching = [i for i, end in enumerate(disk.time_s) if end > start and end - disk.interval_s < stop]
         within = [i for i in touching if disk.time_s[i] - disk.interval_s >= start and disk.time_s[i] <= stop]
         inside += within or touching
-    peaks = {}
+    peaks: dict[str, float | None] = {}
     for name, column in columns.items():
         values = [getattr(disk, column)[i] for i in inside]
         peaks[name] = max((v for v in values if v is not None), default=None)
@@ -206,26 +210,7 @@ def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str,
         if repeat.disk_read_bytes is not None and repeat.ended_s > repeat.started_s
     ]
     if peaks["disk_rkb_s_peak"] is not None:
-        if not peaks["disk_rkb_s_peak"] and any(means):  # what was read fell between the samples within
+        if not peaks["disk_rkb_s_peak"] and any(means):  # the samples within the repeats missed the reads
             peaks = dict.fromkeys(peaks)
         peaks["disk_rkb_s_peak"] = max((peaks["disk_rkb_s_peak"] or 0.0, *means))
     return peaks
-
-
-def other_options(settings: RunSettings) -> str:
-    options = []
-    if settings.compress_cache:
-        options.append("--compress-cache")
-    if settings.cpu_cache_compute:
-        options.append("--cpu-cache-compute")
-    if not settings.overlap:
-        options.append("--overlap false")
-    if not settings.pin_weight:
-        options.append("--pin-weight false")
-    if settings.attn_sparsity < 1:
-        options.append(f"--attn-sparsity {settings.attn_sparsity}")
-    if settings.disk_reader != "stock":
-        options.append(f"--disk-reader {settings.disk_reader}")
-    if settings.copy_buffer != "stock":
-        options.append(f"--copy-buffer {settings.copy_buffer}")
-    return " ".join(options)

@@ -1,27 +1,38 @@
-"""What a run is: the offload split, the workload and every FlexGen option, refused here if wrong."""
+"""Run settings: the offload split, the workload and every option. Values that cannot work are refused here."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from helpers import models
+from helpers import models, options
 from helpers.errors import Refused
+from helpers.options import Option
 
 Percent = Annotated[int, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]  # far over what any machine holds: a slip
+Count = Annotated[int, Field(ge=1, le=1_000_000)]  # anything above is a slip: no machine holds it
 
 # FlexGen's one benchmark sentence is 7 tokens; it pads shorter prompts and cannot cut longer ones.
 SHORTEST_PROMPT = 7
 
 
 class Frozen(BaseModel):
-    """A value: no field can be changed, added or coerced."""
+    """An immutable value: no field can be changed, added or coerced."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -31,25 +42,25 @@ class Frozen(BaseModel):
         except ValidationError as error:
             raise Refused(in_one_line(error)) from None
 
-    # Pydantic then reads JSON without coming through here, where strict mode refuses arrays as tuples.
+    # Lets pydantic read JSON without calling __init__, where strict mode would refuse arrays for tuples.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def in_one_line(error: ValidationError) -> str:
-    """The first complaint of pydantic as `field=value: rule`; Refused raised inside keeps its words."""
+    """Pydantic's first complaint as `field=value: rule`; a Refused raised by a validator keeps its text."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     text = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return text
     rule = text[0].lower() + text[1:]
-    if first["type"] == "json_invalid":  # the input is the whole line, and the place is in that
+    if first["type"] == "json_invalid":  # the input is the whole line, which the caller names
         return re.sub(r" at line \d+ column \d+$", "", rule)
     return f"{where}{'=' if where else ''}{first['input']!r:.100}: {rule}"
 
 
 class OffloadSplit(Frozen):
-    """FlexGen's six `--percent` numbers; what is on neither GPU nor CPU is on disk."""
+    """FlexGen's six `--percent` numbers. Whatever is on neither GPU nor CPU is on disk."""
 
     weights_gpu: Percent
     weights_cpu: Percent
@@ -137,12 +148,19 @@ class OffloadSplit(Frozen):
 
 
 class Workload(Frozen):
-    """What is generated: sequences in a micro-batch, micro-batches, prompt and generated tokens."""
+    """How much is generated: sequences per micro-batch, micro-batches, prompt and generated tokens."""
 
-    gpu_batch_size: Count = 4
-    num_gpu_batches: Count = 1
-    prompt_len: Annotated[int, Field(ge=SHORTEST_PROMPT)] = 128
-    gen_len: Count = 16
+    gpu_batch_size: Annotated[Count, Option("--gpu-batch-size", "sequences per micro-batch", always=True)] = 4
+    num_gpu_batches: Annotated[
+        Count,
+        Option(
+            "--num-gpu-batches", "micro-batches (not GPUs); the batch is the product", "x {} micro-batches", always=True
+        ),
+    ] = 1
+    prompt_len: Annotated[
+        int, Field(ge=SHORTEST_PROMPT), Option("--prompt-len", "prompt tokens per sequence", always=True)
+    ] = 128
+    gen_len: Annotated[Count, Option("--gen-len", "generated tokens per sequence", always=True)] = 16
 
     @property
     def effective_batch(self) -> int:
@@ -157,33 +175,75 @@ class Workload(Frozen):
 class RunSettings(Frozen):
     """Everything about one run. Two equal settings are the same run.
 
-    Raises Refused, in one line with the value and the rule, for what FlexGen would crash on late,
-    or silently run as something else.
+    Raises Refused, in one line with the value and the rule, for settings that FlexGen would crash on late or silently
+    run as something else. A model folder's shape is read once, here; a record passes the shape it kept as validation
+    context, `{"model_shape": OptModel}`, and then needs no folder.
     """
 
-    model: str
-    split: OffloadSplit
+    model: Annotated[str, Option("--model", "a model FlexGen knows, or a folder with an OPT model", always=True)]
+    split: Annotated[
+        OffloadSplit,
+        Option("--percent", "GPU and CPU share of weights, KV cache and activations; the rest is on disk", always=True),
+    ]
     workload: Workload = Workload()
-    device: Literal["cuda", "emulated"]
-    compress_weight: bool = False
-    compress_cache: bool = False
-    overlap: bool = True
-    pin_weight: bool = True
-    cpu_cache_compute: bool = False
-    attn_sparsity: Annotated[float, Field(gt=0, le=1)] = 1.0
-    debug_mode: Literal["breakdown", "fewer_batch"] | None = None
-    page_cache: Literal["natural", "cold"] = "natural"
-    disk_reader: Literal["stock", "direct"] = "stock"
-    copy_buffer: Literal["stock", "fit"] = "stock"
-    repeats: Count = 3
+    device: Annotated[Literal["cuda", "emulated"], Option("--device", "the GPU that runs it", flexgen=False)]
+    compress_weight: Annotated[bool, Option("--compress-weight", "4-bit weights", "4-bit weights")] = False
+    compress_cache: Annotated[bool, Option("--compress-cache", "4-bit KV cache", "4-bit KV cache")] = False
+    overlap: Annotated[bool, Option("--overlap", "overlap copies with computing", "no overlap")] = True
+    pin_weight: Annotated[bool, Option("--pin-weight", "pin weights that stay on the CPU", "weights not pinned")] = True
+    cpu_cache_compute: Annotated[
+        bool, Option("--cpu-cache-compute", "compute attention on the CPU", "attention on the CPU")
+    ] = False
+    attn_sparsity: Annotated[
+        float, Field(gt=0, le=1), Option("--attn-sparsity", "share of the KV cache to attend to", "sparsity {}")
+    ] = 1.0
+    debug_mode: Annotated[
+        Literal["breakdown", "fewer_batch"] | None,
+        Option("--debug-mode", "time 20 layer-steps, project the rest", "{}"),
+    ] = None
+    page_cache: Annotated[
+        Literal["natural", "cold"],
+        Option("--page-cache", "cold: drop cached weights before each pass", "page cache dropped", flexgen=False),
+    ] = "natural"
+    disk_reader: Annotated[
+        Literal["stock", "direct"],
+        Option(
+            "--disk-reader", "direct: read weights with O_DIRECT, past the page cache", "direct reader", flexgen=False
+        ),
+    ] = "stock"
+    copy_buffer: Annotated[
+        Literal["stock", "fit"],
+        Option(
+            "--copy-buffer",
+            "stock: 8 GiB, pinned; fit: the largest tensor's size",
+            "fitted copy buffers",
+            flexgen=False,
+        ),
+    ] = "stock"
+    repeats: Annotated[
+        Count, Option("--repeats", "how often to measure; fewer once that took a minute", flexgen=False)
+    ] = 3
+    _opt_model: models.OptModel = PrivateAttr()
+
+    @classmethod
+    def of(cls, **values: Any) -> RunSettings:
+        """Settings from flat values, the workload's next to the others. Raises Refused."""
+        workload = {name: values.pop(name) for name in Workload.model_fields if name in values}
+        return cls(workload=Workload(**workload), **values)
+
+    def replace(self, **values: Any) -> RunSettings:
+        """The same run with other values of some options, validated anew. Raises Refused."""
+        return self.of(**(options.columns(self) | values))
 
     @field_validator("model")
     @classmethod
-    def _name_as_flexgen_spells_it(cls, name: str) -> str:
-        folder = models.local_folder(name)
-        if folder or models.is_remembered(name):
-            return str(folder or name)
-        return models.resolve(name).name
+    def _name_as_flexgen_spells_it(cls, name: str, info: ValidationInfo) -> str:
+        if info.context and info.context.get("model_shape"):
+            return name
+        return str(models.local_folder(name) or models.resolve(name).name)
+
+    def model_post_init(self, context: Any) -> None:
+        self._opt_model = (context or {}).get("model_shape") or models.resolve(self.model)
 
     @model_validator(mode="after")
     def _flexgen_can_run_it(self) -> RunSettings:
@@ -219,7 +279,8 @@ class RunSettings(Frozen):
 
     @property
     def opt_model(self) -> models.OptModel:
-        return models.resolve(self.model)
+        """The model's shape, as it was when these settings were made."""
+        return self._opt_model
 
     @property
     def key(self) -> str:
@@ -230,61 +291,62 @@ class RunSettings(Frozen):
         self, weights: str = "~/opt_weights", offload_dir: str = "~/flexgen_offload_dir"
     ) -> list[str]:
         """FlexGen's own command line for this run, as one would type it."""
-        model = self.opt_model.name
-        arguments = [
+        name = self.opt_model.name
+        model = name if "/" in name else f"facebook/{name}"
+        command = [
             "python",
             "-m",
             "flexgen.flex_opt",
             "--model",
-            model if "/" in model else f"facebook/{model}",
+            model,
             "--path",
             weights,
             "--offload-dir",
             offload_dir,
-            "--prompt-len",
-            str(self.workload.prompt_len),
-            "--gen-len",
-            str(self.workload.gen_len),
-            "--gpu-batch-size",
-            str(self.workload.gpu_batch_size),
-            "--num-gpu-batches",
-            str(self.workload.num_gpu_batches),
-            "--percent",
-            *str(self.split).split(),
         ]
-        if self.compress_weight:
-            arguments.append("--compress-weight")
-        if self.compress_cache:
-            arguments.append("--compress-cache")
-        if self.cpu_cache_compute:
-            arguments.append("--cpu-cache-compute")
-        if not self.overlap:
-            arguments += ["--overlap", "false"]
-        if not self.pin_weight:
-            arguments += ["--pin-weight", "false"]
-        if self.attn_sparsity < 1:
-            arguments += ["--attn-sparsity", str(self.attn_sparsity)]
-        if self.debug_mode:
-            arguments += ["--debug-mode", self.debug_mode]
-        return arguments
+        for one in options.declared(RunSettings):
+            if one.option.flexgen and one.name != "model" and (one.option.always or not one.is_default_in(self)):
+                command += one.arguments(self)
+        return command
 
     @property
     def flexgen_command(self) -> str:
-        """FlexGen's command line, to paste into a shell; a comment says what of this run FlexGen does not have."""
-        # The shell finds the home folder for a tilde that is not quoted.
+        """FlexGen's command line, to paste into a shell. A comment names whatever of this run FlexGen lacks."""
+        # The shell finds the home folder only for a tilde that is not quoted.
         words = (word if word.startswith("~/") else shlex.quote(word) for word in self.flexgen_arguments())
         model = self.opt_model
         own = model in models.SYNTHETIC_MODELS or (
-            models.local_folder(self.model) and model not in models.KNOWN_MODELS.values()
+            os.path.isabs(self.model) and model not in models.KNOWN_MODELS.values()
         )
-        notes = [f"FlexGen has no model {model.name}, which is of this laboratory; take another for it"] if own else []
-        beside = {
-            "--device emulated": self.device == "emulated",
-            "--page-cache cold": self.page_cache == "cold",
-            "--disk-reader direct": self.disk_reader == "direct",
-            "--copy-buffer fit": self.copy_buffer == "fit",
-        }
-        flags = " ".join(flag for flag, is_set in beside.items() if is_set)
+        notes = [f"{model.name} exists in this lab only; FlexGen needs another model"] if own else []
+        flags = [
+            " ".join(one.arguments(self))
+            for one in options.declared(RunSettings)
+            if not one.option.flexgen and one.name != "repeats" and self._flexgen_lacks(one)
+        ]
         if flags:
-            notes.append(f"run with {flags}, which python -m helpers measure has and FlexGen does not")
+            notes.append(f"run with {' '.join(flags)}, which python -m helpers measure has and FlexGen does not")
         return " ".join(words) + (f"  # {'; '.join(notes)}" if notes else "")
+
+    def _flexgen_lacks(self, one: options.Declared) -> bool:
+        return self.device == "emulated" if one.name == "device" else not one.is_default_in(self)
+
+    @property
+    def other_options(self) -> str:
+        """Flags not at their defaults that make runs incomparable and have no table column of their own."""
+        own_column = ("compress_weight", "debug_mode", "page_cache")
+        return " ".join(
+            " ".join(one.arguments(self))
+            for one in options.declared(RunSettings)
+            if not one.option.always
+            and one.name not in ("device", "repeats", *own_column)
+            and not one.is_default_in(self)
+        )
+
+    @property
+    def in_words(self) -> str:
+        """The split, the batch and the options that are not at their defaults."""
+        split, work = self.split, self.workload
+        tiers = ((split.weights_gpu, "GPU"), (split.weights_cpu, "CPU"), (split.weights_disk, "disk"))
+        shares = " + ".join(f"{share} % {tier}" for share, tier in tiers if share)
+        return ", ".join((shares, f"batch {work.gpu_batch_size}", *options.words(self)))

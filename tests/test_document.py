@@ -135,7 +135,10 @@ def test_a_file_that_is_refused_writes_nothing(tmp_path):
 
 def test_other_runs_stand_apart_and_are_called_by_what_they_are(tmp_path):
     measured = [p.model_copy(update={"kind": "measured on CUDA"}) for p in T4]
-    other = measured[0].model_copy(update={"run_id": "0123456789ab", "split": OffloadSplit.parse("20 80 100 0 100 0")})
+    split = OffloadSplit.parse("20 80 100 0 100 0")
+    other = measured[0].model_copy(
+        update={"run_id": "0123456789ab", "settings": measured[0].settings.replace(split=split)}
+    )
     document.write([*measured, other], tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "20 % GPU + 80 % CPU, batch 4" in text.split("### Not the homework's")[1]

@@ -18,7 +18,7 @@ def whole(device, **options):
 
 def command(settings):
     arguments = settings.flexgen_arguments()
-    return " ".join(arguments[arguments.index("--prompt-len") :])
+    return " ".join(arguments[arguments.index("--percent") :])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -37,7 +37,7 @@ def test_an_extra_is_no_row_of_a_question_and_is_the_cold_run_but_for_its_reader
 
 
 def test_the_command_lines_are_the_hand_ins():
-    base = "--prompt-len 128 --gen-len 16 --gpu-batch-size {} --num-gpu-batches 1 --percent {} 100 0 100 0"
+    base = "--percent {1} 100 0 100 0 --gpu-batch-size {0} --num-gpu-batches 1 --prompt-len 128 --gen-len 16"
     assert {name: command(run) for name, run in whole("cuda").items()} == {
         "q1-1": base.format(4, "100 0"),
         "q1-2": base.format(4, "50 50"),

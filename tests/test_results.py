@@ -92,7 +92,7 @@ def test_a_line_that_is_no_record_is_skipped_by_number(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    "count, more", [(2, r"\), nor is line 3$"), (3, r"\), nor are lines 3, 4$"), (13, r"10, 11, 12 and 2 others$")]
+    "count, more", [(2, r"\); so is line 3$"), (3, r"\); so are lines 3, 4$"), (13, r"10, 11, 12 and 2 others$")]
 )
 def test_many_such_lines_are_one_warning(tmp_path, count, more):
     log = Log(tmp_path / "log.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import statistics
 import string
 import tempfile
@@ -18,7 +19,7 @@ from helpers.homework import QUESTIONS
 from helpers.models import OptModel
 from helpers.placement import place
 from helpers.report.tables import REFERENCE
-from helpers.results import Failure, Log, Repeat, Samples
+from helpers.results import Failure, Log, Repeat, RunRecord, Samples
 from helpers.runs import from_record
 
 HEADER = REFERENCE.read_text().splitlines()[0]
@@ -40,6 +41,13 @@ def row(**cells):
         "gen_len": "16",
     }
     return ",".join((base | cells).get(name, "") for name in HEADER.split(","))
+
+
+def of_folder(record, folder, shape):
+    """The record as it would be read if a folder, now gone, had held this model."""
+    text = json.loads(record.model_dump_json())
+    text["settings"]["model"] = folder
+    return RunRecord.model_validate_json(json.dumps(text), context={"model_shape": shape})
 
 
 # ---- records
@@ -319,7 +327,7 @@ def test_two_models_that_a_folder_had_are_not_one():
     """Its later one is twice as wide: rows of the two are no Q1 together, and each is placed by its own shape."""
     shapes = [OptModel("opt-mine", 2, width, 4, 1024) for width in (128, 256)]
     records = [
-        make_record(percent=percent, settings={"model": "opt-mini"}, model_shape=shape)
+        of_folder(make_record(percent=percent), "/models/mine", shape)
         for percent, shape in (
             ("50 50 100 0 100 0", shapes[0]),
             ("50 0 100 0 100 0", shapes[1]),

@@ -218,7 +218,7 @@ def test_a_shell_reads_the_command_as_the_same_words_in_the_users_home(settings)
     assert shlex.split(command, comments=True) == settings.flexgen_arguments()
     assert " ~/opt_weights " in command and " ~/flexgen_offload_dir " in command  # in quotes no shell would expand it
     of_the_laboratory = settings.opt_model in models.SYNTHETIC_MODELS
-    assert ("# FlexGen has no model" in command) == of_the_laboratory
+    assert ("exists in this lab only" in command) == of_the_laboratory
 
 
 def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_name(tmp_path):
@@ -226,7 +226,7 @@ def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_
     save_config(folder)
     command = mini(model=str(folder)).flexgen_command
     assert shlex.split(command, comments=False)  # an apostrophe in a comment opens a quotation where there are none
-    assert "--model facebook/my-model " in command and "# FlexGen has no model my-model" in command
+    assert "--model facebook/my-model " in command and "# my-model exists in this lab only" in command
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers import models
 from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.values import (
     EMULATED,
@@ -28,7 +27,6 @@ from helpers.analysis.values import (
 )
 from helpers.predict import gpu_memory
 from helpers.runs import Run
-from helpers.settings import RunSettings
 from helpers.units import GIB
 
 BATCHES = ("q2-b1", "q1-5", "q2-b16")
@@ -118,8 +116,8 @@ def _growth(rows: Rows, gpu_mem_gib: float | None) -> Growth | None:
     if len(known) > 1 and first.peak_gpu_mem_gib is not None and last.peak_gpu_mem_gib is not None:
         more = last.workload.gpu_batch_size - first.workload.gpu_batch_size
         per_sequence = (last.peak_gpu_mem_gib - first.peak_gpu_mem_gib) / more
-    if capacity is not None and models.resolve(last.model) == last.opt_model:  # a folder may have got another model
-        largest = gpu_memory.largest_batch(_settings(last), int(capacity * GIB))
+    if capacity is not None:
+        largest = gpu_memory.largest_batch(last.settings, int(capacity * GIB))
     overtakes = None
     on_gpu, on_disk = rows.done("q1-1"), rows.done("q1-5")
     compute, pass_s = pass_time(on_gpu), pass_time(on_disk)
@@ -210,16 +208,6 @@ def _computing(rows: Rows) -> list[str]:
         f"(100 % GPU); in proportion that is {seconds(estimate)} at batch {batch}, of the "
         f"{seconds(pass_time(largest).value)} measured."
     ]
-
-
-def _settings(point: Run) -> RunSettings:
-    return RunSettings(
-        model=point.model,
-        split=point.split,
-        workload=point.workload,
-        device="cuda",
-        compress_weight=point.compress_weight,
-    )
 
 
 def _limits(rows: Rows, growth: Growth | None) -> str:

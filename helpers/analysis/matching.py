@@ -14,7 +14,7 @@ from functools import cached_property
 
 from helpers.analysis.disturbances import disturbance
 from helpers.homework import DISK, EXTRAS, QUESTIONS, Row
-from helpers.runs import Run, other_options
+from helpers.runs import Run
 from helpers.settings import OffloadSplit, RunSettings
 
 _DISK_SPLIT = OffloadSplit.parse(DISK)
@@ -296,9 +296,12 @@ def _named(why: str, runs: Sequence[Run]) -> str:
 
 def _extra(run: Run | RunSettings) -> Row | None:
     """The homework's extra that has these settings, page cache and reader included."""
-    options = run.other_options if isinstance(run, Run) else other_options(run)
     for row in (row for rows in EXTRAS.values() for row in rows):
-        if (_key(row), row.page_cache, f"--disk-reader {row.disk_reader}") == (_key(run), run.page_cache, options):
+        if (_key(row), row.page_cache, f"--disk-reader {row.disk_reader}") == (
+            _key(run),
+            run.page_cache,
+            run.other_options,
+        ):
             return row
     return None
 

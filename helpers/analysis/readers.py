@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from helpers import models, paths
+from helpers import models, options, paths
 from helpers.analysis.matching import run_id
 from helpers.errors import Refused
 from helpers.results import Log
 from helpers.runs import Run, from_record
-from helpers.settings import OffloadSplit, Workload
+from helpers.settings import OffloadSplit, RunSettings
 
 
 def read(path: str | Path) -> tuple[Run, ...]:
@@ -106,7 +106,7 @@ _COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "notes": (lambda text: (text,), "text"),
 }
 _REQUIRED = ("model", "percent", "gpu_batch_size", "prompt_len", "gen_len")
-_WORKLOAD = ("gpu_batch_size", "num_gpu_batches", "prompt_len", "gen_len")
+_SETTINGS = [one.name for one in options.declared(RunSettings)]
 
 
 def read_csv(path: str | Path) -> tuple[Run, ...]:
@@ -168,15 +168,15 @@ def _csv_point(path: Path, source: str, line: int, header: list[str], cells: lis
                 "leave a figure that is not known empty and say why in a column `reason`"
             ) from None
     try:
-        workload = Workload(**{name: fields.pop(name) for name in _WORKLOAD if name in fields})
-        status = fields.pop("status", None) or "done"
+        assumed = ("page_cache",) if "page_cache" not in fields else ()
+        fields["split"] = fields.pop("percent")
+        settings = {name: fields.pop(name) for name in _SETTINGS if name in fields}
         return Run(
             run_id=fields.pop("run_id", f"line {line}"),
             kind="quoted",
             source=source,
-            split=fields.pop("percent"),
-            workload=workload,
-            status=status,
+            settings=RunSettings.of(device="cuda", **settings),
+            assumed=assumed,
             **fields,
         )
     except Refused as error:
