@@ -5,6 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from helpers import lab
 from helpers.engine.core_speed import FULL_SPEED
@@ -13,7 +17,8 @@ from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import MachineProfile
 from helpers.models import PROBE_MODEL
-from helpers.predict.time_model import Loads, latencies, loads, with_page_cache_of, with_seconds
+from helpers.predict.rates import Loads, loads, with_page_cache_of, with_seconds
+from helpers.predict.time_model import latencies
 from helpers.results import RunRecord
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
@@ -30,7 +35,7 @@ def probes() -> dict[str, RunSettings]:
     from the rate.
     """
 
-    def probe(percent: str, gen_len: int = 8, batch: int = 4, **options) -> RunSettings:
+    def probe(percent: str, gen_len: int = 8, batch: int = 4, **options: Any) -> RunSettings:
         return RunSettings(
             model=PROBE_MODEL.name,
             split=OffloadSplit.parse(percent),
@@ -129,7 +134,7 @@ def _usual_pass_s(record: RunRecord) -> float:
     return statistics.median(_usual(repeat.pass_latencies_s) for repeat in record.repeats)
 
 
-def _usual(pass_latencies_s: Sequence[float]) -> float:
+def _usual(pass_latencies_s: Sequence[float] | NDArray[np.float64]) -> float:
     """The median of the passes after the prefill and the first of decode, in which kernels are loaded."""
     return float(statistics.median(pass_latencies_s[2:]))
 

@@ -8,8 +8,8 @@ from helpers import calibration
 from helpers.errors import Refused
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import MachineProfile, from_ceilings
-from helpers.predict import time_model
-from helpers.predict.time_model import Loads
+from helpers.predict import rates, time_model
+from helpers.predict.rates import Loads
 from helpers.results import Machine, Repeat, RunRecord
 
 CEILINGS = MachineCeilings(
@@ -50,7 +50,7 @@ def played(settings, machine: MachineProfile) -> RunRecord:
     passes = tuple(float(seconds) for seconds in time_model.latencies(settings, machine)[0])
     timers = {}
     if settings.debug_mode:
-        loads = time_model.loads(settings, machine)
+        loads = rates.loads(settings, machine)
         of_kind = {"attention": loads.attention_s, "mlp": loads.mlp_s, "input_embed": 9.0, "output_embed": 9.0}
         a_pass = [of_kind[layer.kind] for layer in settings.opt_model.layers]
         timers = {"load_weight": tuple(a_pass + (3 * a_pass)[:20])}  # all layers of the prefill, 20 steps of decode
@@ -91,15 +91,15 @@ def test_reads_without_an_overhead_that_files_could_have_show_the_rate_alone():
     """Attention's loads shorter than their bytes' share of the MLP's: noise, and no overhead comes out of it."""
     machine = from_ceilings(CEILINGS)
     settings = calibration.probes()["page_cache_gb_s"]
-    found = time_model.with_page_cache_of(machine, settings, Loads(attention_s=0.002, mlp_s=0.010))
+    found = rates.with_page_cache_of(machine, settings, Loads(attention_s=0.002, mlp_s=0.010))
     assert found.file_overhead_us == 0
-    assert time_model.loads(settings, found).block_s == pytest.approx(0.012, rel=1e-6)
+    assert rates.loads(settings, found).block_s == pytest.approx(0.012, rel=1e-6)
 
 
 def test_reads_faster_than_the_link_are_refused():
     settings = calibration.probes()["page_cache_gb_s"]
     with pytest.raises(Refused, match="page_cache_gb_s"):
-        time_model.with_page_cache_of(from_ceilings(CEILINGS), settings, Loads(attention_s=1e-5, mlp_s=1e-5))
+        rates.with_page_cache_of(from_ceilings(CEILINGS), settings, Loads(attention_s=1e-5, mlp_s=1e-5))
 
 
 def test_repeats_on_a_core_that_others_used_show_nothing_where_there_is_another():

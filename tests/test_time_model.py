@@ -15,16 +15,8 @@ from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
 from helpers.placement import place
-from helpers.predict.time_model import (
-    KERNEL_LOADING,
-    TERMS,
-    Measured,
-    by_batch_size,
-    calibrate,
-    latencies,
-    layer_times,
-    predict,
-)
+from helpers.predict.rates import calibrate
+from helpers.predict.time_model import KERNEL_LOADING, TERMS, by_batch_size, latencies, layer_times, predict
 from helpers.report.tables import REFERENCE
 from helpers.results import Machine
 from helpers.settings import OffloadSplit, RunSettings, Workload
@@ -43,11 +35,12 @@ def hand_in():
     for point in readers.read(REFERENCE):
         if point.total_throughput_tok_s is not None:
             settings = run(str(point.split), point.workload.gpu_batch_size, compress_weight=point.compress_weight)
-            yield point.run_id, Measured(settings, point.total_throughput_tok_s)
+            yield point.run_id, (settings, point.total_throughput_tok_s)
 
 
 def error(measured, profile):
-    return predict(measured.settings, profile).total_throughput_tok_s / measured.total_throughput_tok_s - 1
+    settings, tok_s = measured
+    return predict(settings, profile).total_throughput_tok_s / tok_s - 1
 
 
 HAND_IN = dict(hand_in())
@@ -55,7 +48,7 @@ HAND_IN = dict(hand_in())
 
 def test_t4_colab_is_what_its_four_runs_give():
     guesses = {"layer_overhead_us": 500.0, "h2d_gb_s": 12.0, "disk_gb_s": 0.5, "dequantize_gb_s": 30.0}
-    found = calibrate(T4_COLAB.model_copy(update=guesses), [HAND_IN[run_id] for run_id in CALIBRATED_ON])
+    found = calibrate(T4_COLAB.model_copy(update=guesses), dict(HAND_IN[run_id] for run_id in CALIBRATED_ON))
     for field in guesses:
         assert getattr(found, field) == pytest.approx(getattr(T4_COLAB, field), rel=1e-3)
         assert "calibrated on" in found.sources[field]
@@ -79,7 +72,7 @@ def test_all_on_disk_on_a_colab_t4():
 def paper():
     with open(PAPER, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            yield Measured(
+            yield (
                 run(
                     row["percent"],
                     int(row["gpu_batch_size"]),
@@ -102,11 +95,9 @@ def test_the_papers_runs_are_predicted_from_published_rates():
 @pytest.mark.parametrize(
     "measured",
     [
-        Measured(
-            run("100 0 100 0 100 0", 72, 1, 512, 32, "opt-6.7b", compress_weight=True, compress_cache=True), 29.12
-        ),
-        Measured(run("0 100 0 100 0 100", 64, 8, 512, 32, "opt-30b", compress_cache=True), 8.38),
-        Measured(
+        (run("100 0 100 0 100 0", 72, 1, 512, 32, "opt-6.7b", compress_weight=True, compress_cache=True), 29.12),
+        (run("0 100 0 100 0 100", 64, 8, 512, 32, "opt-30b", compress_cache=True), 8.38),
+        (
             run(
                 "0 100 0 100 0 100",
                 48,
@@ -356,16 +347,16 @@ def test_a_ceiling_that_was_not_measured_is_named():
 
 
 def test_calibration_refuses_what_it_cannot_tell_apart():
-    point = HAND_IN["q1-5"]
-    with pytest.raises(Refused, match="both show disk_gb_s"):
-        calibrate(T4_COLAB, [point, HAND_IN["q2-b1"]])
+    settings, tok_s = HAND_IN["q1-5"]
+    with pytest.raises(Refused, match="show only disk_gb_s"):
+        calibrate(T4_COLAB, dict([(settings, tok_s), HAND_IN["q2-b1"]]))
     with pytest.raises(Refused, match="no disk_gb_s makes"):
-        calibrate(T4_COLAB, [Measured(point.settings, 1e6)])
+        calibrate(T4_COLAB, {settings: 1e6})
 
 
 def test_a_calibrated_profile_gives_back_its_point():
-    measured = Measured(run("100 0 100 0 100 0"), 128.9)
-    profile = calibrate(MachineProfile(**dict(from_ceilings(CEILINGS))), [measured])
+    measured = (run("100 0 100 0 100 0"), 128.9)
+    profile = calibrate(MachineProfile(**dict(from_ceilings(CEILINGS))), dict([measured]))
     assert abs(error(measured, profile)) < 1e-3
 
 

@@ -18,7 +18,8 @@ from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import PROFILES, T4_COLAB, MachineProfile
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
-from helpers.predict.time_model import Measured, calibrate, predict
+from helpers.predict.rates import calibrate
+from helpers.predict.time_model import predict
 from helpers.report.tables import REFERENCE
 from helpers.results import Log, Machine, RunRecord
 from helpers.runs import from_record
@@ -225,15 +226,15 @@ def _calibrated(
 ) -> tuple[MachineProfile, tuple[RunSettings, ...]]:
     """The profile with the rates that the sweep's measured runs show, and those runs; as it was if they show none."""
     sweep = homework.plan("q1", "emulated")
-    taken: dict[str, Measured] = {}
+    taken: dict[str, tuple[RunSettings, float]] = {}
     for row in _CALIBRATED_ON:
         for run in measured:
             if run.is_of(sweep[row]):
                 bottleneck = predict(run.settings, profile).bottleneck
-                taken.setdefault(bottleneck, Measured(run.settings, run.throughput_tok_s.value))
+                taken.setdefault(bottleneck, (run.settings, run.throughput_tok_s.value))
     if not taken:
         return profile, ()
     try:
-        return calibrate(profile, tuple(taken.values())), tuple(point.settings for point in taken.values())
+        return calibrate(profile, dict(taken.values())), tuple(settings for settings, _ in taken.values())
     except Refused:  # a machine so unlike that no rate explains its runs
         return profile, ()
