@@ -1,8 +1,13 @@
-"""The homework as data: which run each row of each question asks for, in the order of its tables."""
+"""The homework as data: the runs behind each row of each question, in the order of its tables.
+
+`QUESTIONS` is the homework as set. `offload_sweep`, `batch_size`, `weight_compression` and `disk_io` make the same rows
+from other splits, batches and scenarios; `plan` turns rows into runs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from helpers.errors import Refused
@@ -15,7 +20,7 @@ DISK = "0 0 100 0 100 0"
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the homework; what is not said here is the workload's."""
+    """One run of a question. Options without a value here are the same for all rows."""
 
     id: str
     label: str
@@ -23,23 +28,27 @@ class Row:
     gpu_batch_size: int = 4
     compress_weight: bool = False
     debug_mode: Literal["breakdown", "fewer_batch"] | None = None
-    page_cache: Literal["natural", "cold"] | None = None  # None: as the whole homework is run
+    page_cache: Literal["natural", "cold"] | None = None  # None: like the other rows
     disk_reader: Literal["stock", "direct"] = "stock"
+    copy_buffer: Literal["stock", "fit"] = "stock"
 
     def settings(self, **common: Any) -> RunSettings:
-        """The run itself; `common` is what all rows share: model, device, workload, page_cache, repeats."""
+        """The run itself; `common` holds the other options: model, device, workload, page_cache, repeats."""
         workload = common.pop("workload", Workload())
         if self.page_cache:
             common["page_cache"] = self.page_cache
         return RunSettings(
             split=OffloadSplit.parse(self.percent),
-            workload=workload.model_copy(update={"gpu_batch_size": self.gpu_batch_size}),
+            workload=Workload(**(workload.model_dump() | {"gpu_batch_size": self.gpu_batch_size})),
             compress_weight=self.compress_weight,
             debug_mode=self.debug_mode,
             disk_reader=self.disk_reader,
+            copy_buffer=self.copy_buffer,
             **common,
         )
 
+
+# ---- the homework as set
 
 _OFFLOAD_SWEEP = (
     Row("q1-1", "100 % GPU", GPU),
@@ -50,7 +59,7 @@ _OFFLOAD_SWEEP = (
 )
 _ALL_ON_DISK = _OFFLOAD_SWEEP[4]
 
-# A row that two questions share stands in both and is run once.
+# A row that two questions share is listed in both and run once.
 QUESTIONS: dict[str, tuple[Row, ...]] = {
     "q1": _OFFLOAD_SWEEP,
     "q2": (
@@ -72,7 +81,7 @@ QUESTIONS: dict[str, tuple[Row, ...]] = {
     ),
 }
 
-# Run with a question, beside its rows: the homework does not ask for them, and its tables do not hold them.
+# Run with a question but not part of its tables: the homework doesn't ask for them.
 EXTRAS: dict[str, tuple[Row, ...]] = {
     "q4": (
         Row(
@@ -85,42 +94,131 @@ EXTRAS: dict[str, tuple[Row, ...]] = {
     )
 }
 
-# What the homework does not ask for, in its tables or not: left out where it is dear.
+# Optional runs, in tables or not, left out where they would take long.
 BESIDE = ("q4-disk-cold", "q4-disk-direct")
 
-# What is run where nothing else is asked for.
+# How fast can all weights on disk be? Each rung changes one thing (notebook 06).
+FASTER = (
+    Row("faster-stock", "FlexGen as is", DISK),
+    Row("faster-fit", "copy buffers that fit", DISK, copy_buffer="fit"),
+    Row("faster-direct", "direct reader", DISK, disk_reader="direct"),
+    Row("faster-4bit", "copy buffers that fit, 4-bit weights", DISK, compress_weight=True, copy_buffer="fit"),
+    Row("faster-direct-4bit", "direct reader, 4-bit weights", DISK, compress_weight=True, disk_reader="direct"),
+    Row("faster-cpu", "weights on the CPU", "0 100 100 0 100 0", copy_buffer="fit"),
+    Row("faster-b16", "batch 16", "0 100 100 0 100 0", gpu_batch_size=16, copy_buffer="fit"),
+)
+
+# Defaults by device.
 MODEL = {"cuda": "opt-1.3b", "emulated": EMULATED_MODEL.name}
-# The hand-in's workload: its figures fix it (64 tokens in 179.3 s; the peaks of its first two splits).
-# The emulated one is the same shape, small enough for a CPU that plays the GPU.
+# CUDA: the hand-in's workload, which its figures determine (64 tokens in 179.3 s; the peaks of its first two splits).
+# Emulated: the same shape, small enough for a CPU that plays the GPU.
 WORKLOAD = {
     "cuda": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=128, gen_len=16),
     "emulated": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=32, gen_len=8),
 }
 
 
+# ---- the same questions with other values
+
+
+def offload_sweep(splits: Mapping[str, str]) -> tuple[Row, ...]:
+    """Q1's rows for other splits by name: `{"(1)": "100 0 100 0 100 0", "(6)": "20 80 100 0 100 0"}`."""
+    return _distinct("splits", [_row("q1", percent) for percent in _percents("splits", splits)])
+
+
+def batch_size(batches: Sequence[int]) -> tuple[Row, ...]:
+    """Q2's rows for other batch sizes: `[1, 4, 16, 64]`."""
+    if isinstance(batches, str) or not isinstance(batches, Iterable) or not batches:
+        raise Refused(f"batches {batches!r}: not a list of batch sizes, such as [1, 4, 16]")
+    for batch in batches:
+        if type(batch) is not int or batch < 1:
+            raise Refused(f"batches {batch!r}: not a whole number above 0")
+    return _distinct("batches", [_known(Row(f"q2-b{n}", f"batch {n}", DISK, gpu_batch_size=n)) for n in batches])
+
+
+def weight_compression(scenarios: Mapping[str, str]) -> tuple[Row, ...]:
+    """Q3's rows for other splits by name, each without and with 4-bit weights."""
+    percents = _percents("scenarios", scenarios)
+    rows = [_row("q3", percent, compress_weight=compressed) for percent in percents for compressed in (False, True)]
+    return _distinct("scenarios", rows)
+
+
+def disk_io(scenarios: Mapping[str, str]) -> tuple[Row, ...]:
+    """Q4's rows: all weights on disk with the page cache natural and dropped, then the breakdown of each split."""
+    percents = _percents("scenarios", scenarios)
+    breakdowns = [_row("q4", percent, debug_mode="breakdown") for percent in percents]
+    return (*QUESTIONS["q4"][:2], *_distinct("scenarios", breakdowns), *EXTRAS["q4"])
+
+
+def _percents(what: str, splits: Mapping[str, str]) -> list[str]:
+    """The six numbers of each named split, normalised. Raises Refused with the name."""
+    if not isinstance(splits, Mapping) or not splits:
+        raise Refused(f'{what} {splits!r}: not named splits, such as {{"(1)": "{GPU}"}}')
+    percents = []
+    for name, percent in splits.items():
+        try:
+            percents.append(str(OffloadSplit.parse(percent)))
+        except (Refused, TypeError) as error:
+            raise Refused(f"{what}[{name!r}] {percent!r}: {error}") from None
+    return percents
+
+
+def _row(question: str, percent: str, **options: Any) -> Row:
+    """The homework's row with this split and these options, or a new one named after them."""
+    where = OffloadSplit.parse(percent).in_words
+    words = [where] if percent.endswith(" 100 0 100 0") else [where, f"--percent {percent}"]
+    words += ["4-bit weights"] if options.get("compress_weight") else []
+    words += [options["debug_mode"]] if options.get("debug_mode") else []
+    return _known(Row(f"{question} {', '.join(words)}", ", ".join(words), percent, **options))
+
+
+def _known(row: Row) -> Row:
+    """The homework's own row for the same run, if it has one."""
+    rows = (own for own_rows in QUESTIONS.values() for own in own_rows)
+    return next((own for own in rows if replace(own, id=row.id, label=row.label) == row), row)
+
+
+def _distinct(what: str, rows: Sequence[Row]) -> tuple[Row, ...]:
+    for row in rows:
+        if rows.count(row) > 1:
+            raise Refused(f"{what}: {row.label} is listed twice")
+    return tuple(rows)
+
+
+# ---- runs
+
+
 def plan(
-    question: str,
+    question: str | Sequence[Row],
     device: Literal["cuda", "emulated"],
     model: str = "",
     page_cache: Literal["natural", "cold"] = "natural",
     repeats: int = 3,
+    prompt_len: int | None = None,
+    gen_len: int | None = None,
 ) -> dict[str, RunSettings]:
-    """The runs of a question by row id, in the order of its tables, then its extras. Raises Refused for an unknown
-    question.
+    """The runs of a question (q1 to q4, with its extras, or "faster"), or of some rows, by row id.
 
-    An empty `model` is the homework's own on this device.
+    Empty values mean the homework's own on this device. Raises Refused for an unknown question or a wrong value.
     """
     if not isinstance(model, str):
-        raise Refused(f"model {model!r}: not a name, nor a folder")
-    if question not in QUESTIONS:
-        raise Refused(f"question {question!r}: choose from {', '.join(QUESTIONS)}")
+        raise Refused(f"model {model!r}: not a name or a folder")
+    if isinstance(question, str):
+        known = {name: (*rows, *EXTRAS.get(name, ())) for name, rows in QUESTIONS.items()} | {"faster": FASTER}
+        if question not in known:
+            raise Refused(f"question {question!r}: choose from {', '.join(known)}")
+        rows: Sequence[Row] = known[question]
+    else:
+        rows = question
+    lengths = {"prompt_len": prompt_len, "gen_len": gen_len}
+    workload = WORKLOAD[device].model_dump() | {name: given for name, given in lengths.items() if given is not None}
     return {
         row.id: row.settings(
             model=model or MODEL[device],
             device=device,
-            workload=WORKLOAD[device],
+            workload=Workload(**workload),
             page_cache=page_cache,
             repeats=repeats,
         )
-        for row in (*QUESTIONS[question], *EXTRAS.get(question, ()))
+        for row in rows
     }

@@ -143,6 +143,12 @@ class OffloadSplit(Frozen):
             self.activations_cpu,
         )
 
+    @property
+    def in_words(self) -> str:
+        """Where the weights are: "50 % GPU + 50 % disk"."""
+        tiers = ((self.weights_gpu, "GPU"), (self.weights_cpu, "CPU"), (self.weights_disk, "disk"))
+        return " + ".join(f"{share} % {tier}" for share, tier in tiers if share)
+
     def __str__(self) -> str:
         return " ".join(map(str, self.percent))
 
@@ -346,7 +352,4 @@ class RunSettings(Frozen):
     @property
     def in_words(self) -> str:
         """The split, the batch and the options that are not at their defaults."""
-        split, work = self.split, self.workload
-        tiers = ((split.weights_gpu, "GPU"), (split.weights_cpu, "CPU"), (split.weights_disk, "disk"))
-        shares = " + ".join(f"{share} % {tier}" for share, tier in tiers if share)
-        return ", ".join((shares, f"batch {work.gpu_batch_size}", *options.words(self)))
+        return ", ".join((self.split.in_words, f"batch {self.workload.gpu_batch_size}", *options.words(self)))

@@ -83,3 +83,34 @@ def test_another_model_is_taken_for_every_row():
 def test_a_question_there_is_none_of_is_refused_with_the_choices(question):
     with pytest.raises(Refused, match="q1, q2, q3, q4"):
         homework.plan(question, "cuda")
+
+
+def test_other_values_are_more_rows_and_the_homeworks_keep_their_names():
+    sweep = homework.offload_sweep({"(1)": "100 0 100 0 100 0", "(6)": "20 80 100 0 100 0"})
+    assert sweep[0] == QUESTIONS["q1"][0] and sweep[1].label == "20 % GPU + 80 % CPU"
+    assert [row.id for row in homework.batch_size([1, 2, 4, 16])] == ["q2-b1", "q2-b2", "q1-5", "q2-b16"]
+    assert homework.weight_compression({"α": homework.GPU, "β": homework.DISK}) == QUESTIONS["q3"]
+    assert homework.disk_io({"GPU": homework.GPU, "disk": homework.DISK}) == (*QUESTIONS["q4"], *EXTRAS["q4"])
+    runs = homework.plan(sweep, "emulated", prompt_len=64, gen_len=9)
+    assert {(run.workload.prompt_len, run.workload.gen_len) for run in runs.values()} == {(64, 9)}
+
+
+@pytest.mark.parametrize(
+    "make, value, named",
+    [
+        (homework.offload_sweep, {"(6)": "60 60 100 0 100 0"}, "(6)"),
+        (homework.offload_sweep, {"a": homework.GPU, "b": homework.GPU}, "twice"),
+        (homework.offload_sweep, {"(6)": 60}, "(6)"),
+        (homework.offload_sweep, ["60"], "splits"),
+        (homework.batch_size, [1, "four"], "'four'"),
+        (homework.batch_size, "1, 4", "batches"),
+        (homework.batch_size, 4, "batches 4"),
+        (homework.weight_compression, {}, "scenarios"),
+        (lambda gen_len: homework.plan("q1", "emulated", gen_len=gen_len), "9", "gen_len='9'"),
+        (lambda page_cache: homework.plan("q1", "emulated", page_cache=page_cache), "hot", "page_cache='hot'"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_that_names_it(make, value, named):
+    with pytest.raises(Refused) as refused:
+        make(value)
+    assert named in str(refused.value) and "\n" not in str(refused.value)

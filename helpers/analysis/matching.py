@@ -164,7 +164,7 @@ class _Campaign:
         key = (percent, _REFERENCE_BATCH if batch == self.batch else batch, *rest)
         known = next((row for row in _HOMEWORK if _key(row) == key and row.page_cache is None), None)
         row_id = known.id if known else run.run_id
-        return QuestionRow(row_id, label, name or split_in_words(run.split), run, known is not None)
+        return QuestionRow(row_id, label, name or run.split.in_words, run, known is not None)
 
     def _where(self, wanted: Callable[[Run], bool]) -> list[Run]:
         found = [run for run in self.chosen.values() if _on_gpu(run.split) and wanted(run)]
@@ -209,7 +209,7 @@ class _Campaign:
         numbers = {(100, 0): "(1)", (0, 0): "(5)"}
         for run in breakdowns:
             label = numbers.get((run.split.weights_gpu, run.split.weights_cpu), _short(run.split))
-            rows.append(self._row(run, label, f"{split_in_words(run.split)}, breakdown"))
+            rows.append(self._row(run, label, f"{run.split.in_words}, breakdown"))
         return tuple(rows)
 
     def why_not(self, run: Run) -> str:
@@ -229,12 +229,6 @@ class _Campaign:
                 "page cache " + ("dropped" if run.page_cache == "cold" else "not dropped") + ", unlike the runs shown"
             )
         return f"batch {run.workload.gpu_batch_size} instead of {self.batch}"
-
-
-def split_in_words(split: OffloadSplit) -> str:
-    """50 % GPU + 50 % disk"""
-    shares = ((split.weights_gpu, "GPU"), (split.weights_cpu, "CPU"), (split.weights_disk, "disk"))
-    return " + ".join(f"{share} % {tier}" for share, tier in shares if share)
 
 
 def _short(split: OffloadSplit) -> str:
