@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers import homework, lab, results  # noqa: E402
+from helpers import home, homework, lab, results  # noqa: E402
 from helpers.engine import direct_reader, launcher  # noqa: E402
 from helpers.errors import Refused  # noqa: E402
 from helpers.machine.ceilings import drop_from_page_cache  # noqa: E402
@@ -672,7 +672,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.output = Path(options.output).resolve()
     if options.parts:
-        root = Path(options.offload_root) if options.offload_root else store.home() / "offload"
+        root = Path(options.offload_root) if options.offload_root else home.home() / "offload"
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="against-stock-", dir=root) as folder:
             bench = Bench(options, Path(folder))

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tqdm.auto import tqdm
 
-from helpers import models, options, paths, results
+from helpers import home, models, options, paths, results
 from helpers.engine import launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.errors import Refused
@@ -72,7 +72,7 @@ def run(
     if not isinstance(fresh, bool):
         raise Refused(f"fresh {fresh!r}: neither True nor False")
     log = Log(paths.folder(output_dir, "output folder") / results.LOG_NAME)
-    root = store.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
+    root = home.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
     named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
     wanted = list(named.values())
     here = {device: describe_machine(device) for device in {s.device for s in wanted}}
@@ -80,7 +80,7 @@ def run(
     known = {} if fresh else _known(log, dict(zip(keys, wanted)))
 
     todo = {key: s for key, s in zip(keys, wanted) if key not in known}
-    launcher.remove_leftovers(root)
+    home.remove_leftovers(root)
     if todo:
         paths.check_writable(log.path)
         paths.try_out(root, "offload folder")

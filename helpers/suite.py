@@ -19,7 +19,6 @@ from traitlets.config import Config
 
 from helpers import paths, results
 from helpers.analysis import readers
-from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.report import document
 
@@ -74,7 +73,6 @@ def run(
     paths.check_writable(output_dir / results.LOG_NAME)
     # Else the debugger in a kernel, which nobody uses here, warns of Python's frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    os.environ[launcher.OWN_KERNEL] = "1"
     if fresh:
         _set_results_aside(output_dir)
     folder = output_dir / "notebooks"

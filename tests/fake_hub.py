@@ -28,6 +28,7 @@ class FakeHub(ThreadingHTTPServer):
         self.faults: list[tuple[str, str, object]] = []
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
         self.sent_bytes = 0  # of weights
+        self.refused_token: str | None = None  # requests that send it are answered 401
         self.xet = False  # offer weights through an accelerated transfer too, from a server that is not there
         self.closing = threading.Event()
 
@@ -63,6 +64,8 @@ class _Answer(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append((self.command, path, self.headers.get("Range")))
+        if self.server.refused_token and self.server.refused_token in self.headers.get("Authorization", ""):
+            return self._send(401, b"{}", {"Content-Type": "application/json"}, with_body)
         prefix = f"/{self.server.repo}/resolve/{COMMIT}/"
         path = path.replace("/resolve/main/", f"/resolve/{COMMIT}/")
         if path.startswith(prefix) and _is_large(path) and self.server.folder.joinpath(Path(path).name).is_file():

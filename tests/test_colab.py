@@ -14,10 +14,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import __main__, forecast, homework, lab, machine, notebook, paths
+from helpers import __main__, forecast, homework, lab, notebook, paths, results
 from helpers.errors import Refused
 from helpers.machine import disks, gpus, limits, profiles
-from helpers.setup import colab, doctor
+from helpers.setup import colab, doctor, packages
 from helpers.weights import store
 
 NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
@@ -144,7 +144,7 @@ def test_an_unpublished_copy_gives_both_ways_out_in_one_sentence(tmp_path):
 
 
 def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harmless(tmp_path):
-    before = colab.installed()
+    before = packages.installed()
     ran = run_cell(paths.ROOT / "notebooks", times=2, python=sys.executable)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
@@ -153,7 +153,7 @@ def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harml
     once = len(names) // 2
     assert names[:once] == names[once:]
     assert names[:6] == ["GPU", "RAM", "disk", "packages", "iostat", "weights"]
-    assert colab.installed() == before
+    assert packages.installed() == before
 
 
 def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
@@ -162,7 +162,7 @@ def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
             sys.executable,
             "-S",
             "-c",
-            "import helpers.setup.colab as c; print(c.missing(c.paths.ROOT / 'requirements.txt'))",
+            "import helpers.setup.colab as c; print(c.packages.missing(c.paths.ROOT / 'requirements.txt'))",
         ],
         cwd=paths.ROOT,
         capture_output=True,
@@ -210,10 +210,10 @@ def image(tmp_path_factory):
         file = folder / "requirements.txt"
         file.write_text(requirements)
         code = (
-            "import sys, pathlib, json; from helpers.setup import colab\n"
+            "import sys, pathlib, json; from helpers.setup import packages\n"
             "say = lambda text: print(text, file=sys.stderr)\n"
         )
-        code += "print(json.dumps([colab.install_missing(pathlib.Path(sys.argv[1]), say), colab.installed()]))"
+        code += "print(json.dumps([packages.install_missing(pathlib.Path(sys.argv[1]), say), packages.installed()]))"
         return subprocess.run([str(python), "-c", code, str(file)], env=environment, capture_output=True, text=True)
 
     return install
@@ -239,7 +239,7 @@ def test_what_cannot_be_had_without_a_change_is_refused_with_pips_reason_and_not
 
 def test_the_meta_package_that_opens_notebooks_is_not_asked_for_in_one(tmp_path):
     (tmp_path / "requirements.txt").write_text("jupyter>=1.0\nno-such-package-here>=2\n")
-    assert colab.missing(tmp_path / "requirements.txt") == ["no-such-package-here>=2"]
+    assert packages.missing(tmp_path / "requirements.txt") == ["no-such-package-here>=2"]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_meta_package_that_opens_notebooks_is_not_asked_for_in_one(tmp_path)
     ],
 )
 def test_versions_that_pip_cannot_compare_are_left_out_of_its_constraints(version, can_be_pinned):
-    assert bool(colab.VERSION.fullmatch(version)) == can_be_pinned
+    assert bool(packages.VERSION.fullmatch(version)) == can_be_pinned
 
 
 # ---------------------------------------------------------------- iostat, Drive
@@ -282,23 +282,23 @@ def test_iostat_comes_from_apt_after_an_update_if_need_be(apt, tmp_path):
         f'if test "$1" = install; then test -e {tmp_path}/lists || exit 100; '
         f"touch {tmp_path}/bin/iostat; chmod +x {tmp_path}/bin/iostat; else touch {tmp_path}/lists; fi"
     )
-    colab.install_iostat()
+    packages.install_iostat()
     assert shutil.which("iostat")
     assert [line.split()[0] for line in calls.read_text().splitlines()] == ["install", "update", "install"]
-    colab.install_iostat()
+    packages.install_iostat()
     assert len(calls.read_text().splitlines()) == 3
 
 
 def test_where_apt_does_not_let_us_we_go_on(apt):
     apt("exit 100")
-    colab.install_iostat()
+    packages.install_iostat()
     assert shutil.which("iostat") is None
 
 
 def test_an_apt_that_hangs_is_left(apt, monkeypatch):
-    monkeypatch.setattr(colab, "APT_LIMIT_S", 0.2)
+    monkeypatch.setattr(packages, "APT_LIMIT_S", 0.2)
     apt("while :; do :; done")
-    colab.install_iostat()
+    packages.install_iostat()
 
 
 def test_results_on_drive_are_for_colab_only(tmp_path):
@@ -373,7 +373,7 @@ def test_what_is_known_costs_nothing(tmp_path, monkeypatch):
 def a_gpu(name, monkeypatch):
     roomy = limits.MemoryAllowance(*2 * (int(12.67 * 2**30),), "RAM", "RAM")
     monkeypatch.setattr(limits, "memory_allowance", lambda: roomy)
-    here = machine.Machine(name=name, cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
+    here = results.Machine(name=name, cpu="a CPU", cpu_count=2, ram_gib=12.7, gpu_mem_gib=14.6, platform="Linux")
     monkeypatch.setattr(lab, "describe_machine", lambda device: here)
 
 

@@ -62,7 +62,7 @@ def test_without_iostat_it_says_what_is_read_instead(monkeypatch, tmp_path):
 
 
 def test_weights_that_a_disk_has_no_room_for_fail(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.machine, "free_bytes", lambda path: 2**20)
+    monkeypatch.setattr(doctor.disks, "free_bytes", lambda path: 2**20)
     monkeypatch.setattr(store, "kept", lambda name: None)
     check = doctor._weights("cuda", tmp_path)
     assert check.status == "FAIL" and "opt-1.3b" in check.text

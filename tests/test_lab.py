@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from factories import MACHINE, at_phase, done, mini, quiet, run_one, save_config, workers
-from helpers import lab, paths, results
+from helpers import home, lab, paths, results
 from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.models import EMULATED_MODEL
@@ -91,7 +91,7 @@ def test_a_record_of_other_settings_is_not_known_whatever_its_key(tmp_path):
 
 def test_what_a_killed_run_left_goes_when_all_is_known_too(tmp_path):
     run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
-    left = tmp_path / "offload" / f"run-999999999-1-{launcher.whereabouts()}-x"
+    left = tmp_path / "offload" / f"run-999999999-1-{home.whereabouts()}-x"
     left.mkdir()
     run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
     assert not left.exists() and len(log_of(tmp_path)) == 1
@@ -198,7 +198,7 @@ def test_a_gpu_too_small_for_weights_and_cache_is_refused_first(
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(lab.machine, "cuda_available", lambda: False)
+    monkeypatch.setattr(lab.gpus, "cuda_available", lambda: False)
     with pytest.raises(Refused, match="cuda"):
         lab.choose_device("cuda")
     assert lab.choose_device("auto") == lab.choose_device("emulated") == "emulated"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import types
 from multiprocessing import forkserver
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 
 from factories import at_phase, done, mini, quiet, run_one, workers
 from helpers import lab, paths, results
-from helpers.engine import launcher, worker
+from helpers.engine import worker
 from helpers.results import Log
 from helpers.settings import Workload
 from helpers.weights import store
@@ -93,24 +92,6 @@ def test_a_server_that_dies_between_runs_is_not_missed(tmp_path, root):
     done(run_one(mini(), tmp_path, offload_root=root))
     psutil.Process(forkserver._forkserver._forkserver_pid).kill()
     done(run_one(mini("50 50 100 0 100 0"), tmp_path, offload_root=root))
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_in_a_kernel_of_its_own_a_suite_leaves_nothing_in_the_group_that_a_kernel_ends_and_waits_for(own):
-    """In any other kernel all that comes of it is in its group: a user's processes may be among them."""
-    script = "import os, psutil; from helpers.engine import launcher; launcher.warm_server()"
-    script += "; print(*(os.getpgid(child.pid) == os.getpgrp() for child in psutil.Process().children()))"
-    environment = {name: value for name, value in os.environ.items() if name != launcher.OWN_KERNEL}
-    said = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment | ({launcher.OWN_KERNEL: "1"} if own else {}),
-        cwd=paths.ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=GONE_WITHIN_S,
-        check=True,
-    ).stdout
-    assert said.split() == [str(not own)] * 2  # the server that runs are forked from, and the resource tracker
 
 
 def test_a_run_has_the_environment_of_who_asks_for_it(monkeypatch, tmp_path):
@@ -257,35 +238,6 @@ def test_a_disk_that_fills_up_during_a_run_is_named(small_disk, tmp_path):
 
 
 # ---- folders of runs
-
-
-def owned_by(root, pid, created, name, where=None):
-    folder = root / f"run-{pid}-{created:.0f}-{where or launcher.whereabouts()}-{name}"
-    (folder / "offload").mkdir(parents=True)
-    return folder
-
-
-def test_only_what_dead_runs_left_is_removed(root):
-    me = psutil.Process()
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    mine = owned_by(root, me.pid, me.create_time(), "mine")
-    clock_was_set = owned_by(root, me.pid, me.create_time() + 1, "clock")
-    left = owned_by(root, ended.pid, time.time(), "left")
-    reused = owned_by(root, me.pid, me.create_time() - 3600, "reused")  # this id was another process's
-    half_removed = owned_by(root, ended.pid, time.time(), "half")
-    (half_removed / "offload").rmdir()
-    elsewhere = owned_by(root, ended.pid, time.time(), "container", where="0123abcd")  # its ids are not ours
-    others, unnamed = root / "something", root / "run-of-someones"
-    others.mkdir()
-    unnamed.mkdir()
-    assert set(launcher.remove_leftovers(root)) == {left, reused, half_removed}
-    assert set(root.iterdir()) == {mine, clock_was_set, elsewhere, others, unnamed}
-
-
-def test_a_folder_that_cannot_be_listed_has_no_leftovers(tmp_path):
-    (tmp_path / "file").touch()
-    assert launcher.remove_leftovers(tmp_path / "nowhere") == launcher.remove_leftovers(tmp_path / "file") == []
 
 
 def test_two_runs_at_once_have_each_their_own_files(tmp_path, root):

@@ -22,7 +22,8 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from helpers import models
 from helpers.errors import Refused
-from helpers.weights import checkpoint, store, synthetic
+from helpers.machine import disks
+from helpers.weights import checkpoint, prompt, store, synthetic
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MINI = models.EMULATED_MODEL
@@ -193,7 +194,7 @@ def whole_numbers(state):
         (one_too_many, ("decoder.layers.2.fc1.bias", "(256,)", "no place")),
         (beyond_fp16, ("decoder.layers.0.fc2.bias", "fp16")),
         (not_a_number, ("decoder.layers.0.fc2.bias", "fp16")),
-        (whole_numbers, ("model.safetensors", "I64")),
+        (whole_numbers, ("model.safetensors", "decoder.layers.0.fc2.bias", "I64")),
     ],
 )
 def test_a_folder_that_is_not_its_configs_model_is_refused_by_tensor(folder, tmp_path, change, words):
@@ -243,6 +244,66 @@ def test_a_source_file_that_is_cut_off_is_refused_by_name(tiny, tmp_path, file, 
     with pytest.raises(Refused, match=file):
         store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
     assert not list((tmp_path / "home").rglob("*-np"))
+
+
+@pytest.mark.parametrize("file, save", [("model.safetensors", save_safetensors), ("pytorch_model.bin", save_bin)])
+def test_a_git_lfs_pointer_is_named(tiny, tmp_path, file, save):
+    save(tiny, tmp_path / "a")
+    (tmp_path / "a" / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(Refused, match=f"{file}: a Git LFS pointer.*git lfs pull") as refusal:
+        store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
+    assert "weights_only" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_prefixes_of_ddp_and_torch_compile_are_stripped(folder, tmp_path, prefix):
+    plain = tensors_of(store.prepare(str(folder), quietly, tmp_path / "plain"), models.resolve(str(folder)))
+
+    def wrap(state):
+        for name in list(state):
+            state[prefix + name] = state.pop(name)
+
+    rewrite(folder, wrap)
+    wrapped = tensors_of(store.prepare(str(folder), quietly, tmp_path / "wrapped"), models.resolve(str(folder)))
+    for name, values in plain.items():
+        np.testing.assert_array_equal(wrapped[name], values, err_msg=name)
+
+
+HUGE_NAME = json.dumps({"x" * (1 << 20): {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+
+
+@pytest.mark.parametrize(
+    "header, claimed",
+    [
+        (b"{}", 1 << 62),
+        (b" " * (20 << 20), 20 << 20),
+        (b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}', None),
+        (b'{"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 4]}}', None),
+        (HUGE_NAME, None),
+        (b"\x00" * (1 << 20), None),
+    ],
+    ids=["longer than the file", "oversized", "infinite", "overflowing", "a huge name", "noise"],
+)
+def test_a_damaged_safetensors_header_gives_one_short_line(tmp_path, header, claimed):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((claimed or len(header)).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(Refused) as refusal:
+        checkpoint.tensors(tmp_path, {"decoder.embed_tokens.weight": (1, 1)})
+    assert str(tmp_path) in str(refusal.value)
+    assert len(str(refusal.value)) < 1000 and "\n" not in str(refusal.value)
+
+
+def test_an_index_of_shards_is_bounded(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(" " * (20 << 20) + "{}")
+    with pytest.raises(Refused, match="over 16 MiB"):
+        checkpoint.weight_files(tmp_path)
+
+
+def test_a_bin_file_of_anything_but_tensors_is_refused(tmp_path):
+    tiny_config.save_pretrained(tmp_path / "a")
+    torch.save({"state_dict": {"a": torch.ones(1)}}, tmp_path / "a" / "pytorch_model.bin")
+    with pytest.raises(Refused, match="state_dict in it is not a tensor"):
+        store.prepare(str(tmp_path / "a"), quietly, tmp_path / "home")
 
 
 @settings(deadline=None, max_examples=60)
@@ -319,23 +380,20 @@ MATRIX = "decoder.layers.1.fc1.weight"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("kind", ["synthetic", "folder"])
-def test_a_broken_file_is_named_and_made_again_and_only_it(folder, tmp_path, damage, kind):
-    name = "opt-mini" if kind == "synthetic" else str(folder)
-    prepared = store.prepare(name, quietly, tmp_path / "home")
-    target = prepared.path / f"{models.resolve(name).name}-np"
-    before = {file.name: (file.read_bytes(), file.stat().st_ino) for file in target.iterdir()}
+def test_weights_with_a_broken_file_are_made_again(folder, tmp_path, damage):
+    prepared = store.prepare(str(folder), quietly, tmp_path / "home")
+    opt = models.resolve(str(folder))
+    target = prepared.path / "tiny-opt-np"
+    before = {file.name: file.read_bytes() for file in target.iterdir()}
     damage(target / MATRIX)
-    assert list(store.broken_files(target, models.resolve(name))) == [MATRIX]
+    assert list(store.broken_files(target, opt)) == [MATRIX]
 
     said: list[str] = []
-    assert store.prepare(name, said.append, tmp_path / "home") == prepared
-    assert len(said) == 1 and str(target / MATRIX) in said[0]
-    after = {file.name: (file.read_bytes(), file.stat().st_ino) for file in target.iterdir()}
-    assert after.keys() == before.keys()
-    assert all(after[file][0] == before[file][0] for file in before)
-    assert all(after[file] == before[file] for file in before if file != MATRIX)
-    assert store.prepare(name, said.append, tmp_path / "home") == prepared and len(said) == 1
+    assert store.prepare(str(folder), said.append, tmp_path / "home") == prepared
+    assert str(target) in said[0] and MATRIX in said[0]
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == before
+    said.clear()
+    assert store.prepare(str(folder), said.append, tmp_path / "home") == prepared and said == []
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -364,15 +422,16 @@ def test_looking_at_a_350_gb_model_reads_headers_only(tmp_path):
     assert sum(file.stat().st_blocks for file in tmp_path.iterdir()) * 512 < 2**25
 
 
-def test_a_broken_file_whose_source_is_gone_is_refused_by_name_and_a_whole_conversion_still_serves(folder, tmp_path):
+def test_without_their_source_complete_weights_serve_and_broken_ones_are_refused(folder, tmp_path):
     prepared = store.prepare(str(folder), quietly, tmp_path / "home")
     (folder / "model.safetensors").unlink()
     assert store.prepare(str(folder), quietly, tmp_path / "home") == prepared
-    broken = prepared.path / "tiny-opt-np" / MATRIX
-    truncated(broken)
+    target = prepared.path / "tiny-opt-np"
+    truncated(target / MATRIX)
     with pytest.raises(Refused) as refusal:
         store.prepare(str(folder), quietly, tmp_path / "home")
-    assert str(broken) in str(refusal.value) and "delete" in str(refusal.value)
+    assert all(words in str(refusal.value) for words in (str(target), MATRIX, "no weights in it", "delete"))
+    assert target.is_dir()
 
 
 def test_a_folder_saved_anew_is_converted_anew(folder, tiny, tmp_path):
@@ -411,7 +470,7 @@ def test_sources_do_not_mix(folder, tmp_path):
 STOPPING = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from helpers import synthetic, weights
+    from helpers.weights import store, synthetic
     home, stop_at, release = sys.argv[1:]
     real = synthetic.pieces
     def pieces(name, shape, seed=0):
@@ -457,18 +516,6 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_looks_whole(tmp_path, a
     assert prepared.path == kept
 
 
-def test_a_repair_that_is_killed_leaves_the_file_missing_not_half_written(tmp_path):
-    prepared = store.prepare("opt-mini", quietly, tmp_path)
-    target = prepared.path / "opt-mini-np"
-    whole = (target / MATRIX).read_bytes()
-    (target / MATRIX).unlink()
-    kill_when_stopped(preparing(tmp_path, MATRIX, tmp_path / "never"))
-    assert store.broken_files(target, MINI) == {MATRIX: "missing"}
-    store.prepare("opt-mini", quietly, tmp_path)
-    assert (target / MATRIX).read_bytes() == whole
-    assert {file.name for file in target.iterdir()} == {*MINI.files, store.PROVENANCE}
-
-
 def test_of_two_at_once_one_prepares_and_the_other_waits_for_it(tmp_path):
     release = tmp_path / "release"
     first = preparing(tmp_path / "home", MATRIX, release)
@@ -483,7 +530,7 @@ def test_of_two_at_once_one_prepares_and_the_other_waits_for_it(tmp_path):
 
 
 def test_a_disk_too_small_is_refused_up_front_with_both_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "free_bytes", lambda path: 3 * 2**20)
+    monkeypatch.setattr(disks, "free_bytes", lambda path: 3 * 2**20)
     with pytest.raises(Refused, match=r"0\.01 GiB are needed in .*, 0\.00 GiB are free"):
         store.prepare("opt-mini", quietly, tmp_path)
     assert not list(tmp_path.rglob("*-np"))
@@ -503,20 +550,6 @@ def test_a_home_that_is_a_file_is_refused_in_words(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Refused, match="OFFLOAD_LAB_HOME"):
         store.prepare("opt-mini", quietly, tmp_path / "file")
-
-
-def test_home_is_where_one_says_else_the_cache_else_the_temporary_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("OFFLOAD_LAB_HOME", str(tmp_path / "a" / "b"))
-    assert store.home() == tmp_path / "a" / "b"
-    monkeypatch.delenv("OFFLOAD_LAB_HOME")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert store.home() == tmp_path / "cache" / "offload-lab"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
-    monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert store.home() == tmp_path / "me" / ".cache" / "offload-lab"
-    (tmp_path / "me").touch()  # nothing can be made below a file
-    assert store.home().parent == Path(tempfile.gettempdir()) and str(os.getuid()) in store.home().name
-    assert not (tmp_path / "a").exists() and not (tmp_path / "cache").exists()
 
 
 # ---------------------------------------------------------------- synthetic weights
@@ -608,14 +641,14 @@ def test_synthetic_tensors_have_the_scale_they_are_said_to(tensor, mean, deviati
 
 def test_without_a_tokenizer_the_ids_are_fixed_and_said_to_be(tmp_path):
     prepared = store.prepare("opt-mini", quietly, tmp_path)
-    assert prepared.prompt_ids == store.FIXED_PROMPT_IDS and "no tokenizer files" in prepared.prompt
+    assert prepared.prompt_ids == prompt.FIXED_PROMPT_IDS and "no tokenizer files" in prepared.prompt
     for model in models.KNOWN_MODELS.values():
-        assert max(store.FIXED_PROMPT_IDS) < model.vocab_size
+        assert max(prompt.FIXED_PROMPT_IDS) < model.vocab_size
 
 
 @given(st.integers(5, 2000))
 def test_fixed_ids_fit_any_vocabulary_and_never_are_padding(vocab_size):
-    ids = store._fixed_prompt_ids(models.OptModel("m", 1, 64, 4, vocab_size=vocab_size))
+    ids = prompt.fixed_ids(models.OptModel("m", 1, 64, 4, vocab_size=vocab_size))
     assert len(ids) == 7 and ids[0] == 2 and all(2 <= i < vocab_size for i in ids)
 
 
@@ -642,7 +675,7 @@ def test_with_tokenizer_files_the_ids_are_transformers_own_after_bos(folder, tmp
         unk_token="</s>",
         pad_token="<pad>",
     )
-    expected = oracle(store.SENTENCE, add_special_tokens=False).input_ids
+    expected = oracle(prompt.SENTENCE, add_special_tokens=False).input_ids
     if form == "tokenizer.json":
         oracle.backend_tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "vocab.json").unlink()
@@ -650,7 +683,7 @@ def test_with_tokenizer_files_the_ids_are_transformers_own_after_bos(folder, tmp
     prepared = store.prepare(str(folder), quietly, tmp_path / "home")
     assert prepared.prompt == "tokenizer"
     assert prepared.prompt_ids == (2, *expected)
-    assert len(expected) < len(store.SENTENCE)  # the merges were used
+    assert len(expected) < len(prompt.SENTENCE)  # the merges were used
     assert store.prepare(str(folder), quietly, tmp_path / "home") == prepared  # kept beside the weights
 
 
@@ -659,4 +692,4 @@ def test_a_tokenizer_that_cannot_be_used_is_said_and_the_ids_are_fixed(folder, t
     write_tokenizer(folder)
     (folder / "vocab.json").write_text(text)
     prepared = store.prepare(str(folder), quietly, tmp_path / "home")
-    assert prepared.prompt_ids == store.FIXED_PROMPT_IDS and str(folder) in prepared.prompt
+    assert prepared.prompt_ids == prompt.FIXED_PROMPT_IDS and str(folder) in prepared.prompt

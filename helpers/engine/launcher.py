@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import multiprocessing
 import os
-import platform
-import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from helpers import paths
+from helpers import home, paths
 from helpers.engine import out_of_memory, worker
 from helpers.engine.core_speed import Core
 from helpers.machine import disks, limits
@@ -38,11 +32,6 @@ LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
-SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
-# A run's folder has its owner in its name: process id, start time in s, and where such an id means anything.
-OWNED = re.compile(r"run-(\d+)-(\d+)-([0-9a-f]{8})-")
-# Set in the environment of kernels that run a notebook of the laboratory's and nothing else.
-OWN_KERNEL = "OFFLOAD_LAB_OWN_KERNEL"
 _core = Core()  # the fastest that a run has seen
 
 
@@ -66,39 +55,24 @@ class Outcome:
 def warm_server() -> None:
     """Start the server that runs are forked from: it imports torch and FlexGen once, and never touches CUDA.
 
-    Ctrl-C goes to all that is in the foreground: the server and its runs leave it to this process, which ends them.
+    Ctrl-C reaches every process in the foreground. The server and its runs ignore it; this process ends them.
     """
     _server_context()
-    from multiprocessing import forkserver, resource_tracker, util
+    from multiprocessing import forkserver, resource_tracker
 
-    before, let_through = os.environ.get("PYTHONPATH"), signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    multiprocessings_own = util.spawnv_passfds
+    before, unblocked = os.environ.get("PYTHONPATH"), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        if OWN_KERNEL in os.environ:
-            util.spawnv_passfds = _start_aside
-        resource_tracker.ensure_running()  # the server would start it, and let signals through again
+        resource_tracker.ensure_running()  # the server would start it, and unblock the signals again
         # The server imports helpers by name, from any folder.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(paths.ROOT), before)))
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that is started inherits it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by a process that is started now
         forkserver.ensure_running()
     finally:
-        util.spawnv_passfds = multiprocessings_own
-        signal.pthread_sigmask(signal.SIG_SETMASK, let_through)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
-
-
-def _start_aside(path: bytes, arguments: Sequence[str | bytes], open_files: Sequence[int]) -> int:
-    """Start a program of multiprocessing's in a session of its own; returns its process id.
-
-    A kernel that shuts down ends its process group first, and waits for a resource tracker that does not let itself be
-    ended and a server that nobody reaps: 2 s. Both end by themselves with the kernel. Processes that others start by
-    the server would not: so only in a kernel that is the suite's own.
-    """
-    onto_themselves = [(os.POSIX_SPAWN_DUP2, number, number) for number in open_files]  # to be inherited
-    return os.posix_spawn(path, arguments, os.environ, file_actions=onto_themselves, setsid=True)
 
 
 def _server_context() -> Any:
@@ -121,7 +95,7 @@ def run(
     """
     outcome = Outcome.now()
     began_s = time.monotonic()
-    with _run_folder(offload_root) as folder:
+    with home.run_folder(offload_root) as folder:
         sampler = Sampler(folder, gpu=settings.device == "cuda")
         sampler.baseline()
         origin_s = time.monotonic()
@@ -278,55 +252,6 @@ def _tail(log: Path) -> str:
     except OSError:
         return ""
     return "\n".join(lines[-LOG_TAIL_LINES:])
-
-
-@contextlib.contextmanager
-def _run_folder(root: Path) -> Iterator[Path]:
-    """A folder of this run's own, gone afterwards; those that dead runs left behind go now."""
-    root.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(root)
-    me = psutil.Process()
-    # Owned from its first moment to its last, however far its making or its removal got.
-    folder = Path(tempfile.mkdtemp(prefix=f"run-{me.pid}-{me.create_time():.0f}-{whereabouts()}-", dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def whereabouts() -> str:
-    """Where a process id means what it means here: this host and this container, in 8 hexadecimal digits."""
-    try:
-        ids = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:  # no Linux
-        ids = 0
-    return hashlib.sha256(f"{platform.node()} {ids}".encode()).hexdigest()[:8]
-
-
-def remove_leftovers(root: Path) -> list[Path]:
-    """Remove the run folders under `root` whose owner is no more; returns them.
-
-    Others' folders are left alone: those of other hosts and containers too, whose processes cannot be seen from here.
-    """
-    gone = []
-    try:
-        folders = list(root.iterdir())
-    except OSError:  # not there, or not to be listed
-        return []
-    for folder in folders:
-        owner = OWNED.match(folder.name)
-        if not owner or owner[3] != whereabouts():
-            continue
-        try:
-            alive = abs(psutil.Process(int(owner[1])).create_time() - int(owner[2])) < SAME_START_S
-        except psutil.NoSuchProcess:
-            alive = False
-        except psutil.Error:
-            alive = True  # another user's
-        if not alive:
-            shutil.rmtree(folder, ignore_errors=True)
-            gone.append(folder)
-    return gone
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def parse_diskstats(text: str) -> tuple[DiskCounters, ...]:
 
 def disk_of(path: Path) -> Disk:
     """The disk behind a path, which need not exist yet. Never guesses: see `Disk`."""
-    path = _nearest_existing(path)
+    path = nearest_existing(path)
     device = os.stat(path).st_dev
     return find_disk(
         path,
@@ -171,10 +171,10 @@ def whole_disks(rows: Sequence[DiskCounters]) -> list[str]:
 
 def free_bytes(path: Path) -> int:
     """Bytes that one may still write at a path, which need not exist yet."""
-    return shutil.disk_usage(_nearest_existing(path)).free
+    return shutil.disk_usage(nearest_existing(path)).free
 
 
-def _nearest_existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     path = Path(os.path.realpath(path))
     while not os.path.exists(path):
         path = path.parent

@@ -7,15 +7,15 @@ import platform
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.requirements import Requirement
 
-from helpers import forecast, homework, lab, models, paths
+from helpers import forecast, home, homework, lab, models, paths
 from helpers.errors import Refused
 from helpers.machine import disks, gpus, limits
 from helpers.sampling.disk import iostat_version
-from helpers.setup import colab
+from helpers.setup import packages
 from helpers.units import GIB
 from helpers.weights import store
 
@@ -37,13 +37,13 @@ class Check:
 
 def check(offload_root: Path | None = None, output_dir: Path | None = None) -> list[Check]:
     """Every check, then what each question will take: without the results that the output folder has."""
-    root = offload_root or store.home() / "offload"
+    root = offload_root or home.home() / "offload"
     device = lab.choose_device("auto")
     checks = [_gpu(device), _memory(device), _disk(root), _packages(), _iostat(), _weights(device, root)]
     return checks + _homework(device, output_dir or paths.DEFAULT_OUTPUT)
 
 
-def as_json(checks: list[Check]) -> dict:
+def as_json(checks: list[Check]) -> dict[str, Any]:
     return {"ready": all(c.status != "FAIL" for c in checks), "checks": [asdict(c) for c in checks]}
 
 
@@ -101,11 +101,11 @@ def _disk(root: Path) -> Check:
 
 def _packages() -> Check:
     requirements = paths.ROOT / "requirements.txt"
-    missing = colab.missing(requirements)
+    missing = packages.missing(requirements)
     if missing:
         return Check("FAIL", "packages", f"missing: {' '.join(missing)}; pip install them")
     wrong = []
-    for requirement in map(Requirement, colab.wanted(requirements)):
+    for requirement in map(Requirement, packages.wanted(requirements)):
         version = importlib.metadata.version(requirement.name)
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
@@ -146,7 +146,7 @@ def _homework(device: Literal["cuda", "emulated"], output_dir: Path) -> list[Che
     checks = [
         Check("warn" if found.refused else "OK", question.upper(), str(found)) for question, found in forecasts.items()
     ]
-    seconds = [found.seconds for found in forecasts.values()]
-    if None not in seconds and sum(seconds):
+    seconds = [found.seconds for found in forecasts.values() if found.seconds is not None]
+    if len(seconds) == len(forecasts) and sum(seconds):
         checks.append(Check("OK", "Q1 to Q4", forecast.in_words(sum(seconds))))
     return checks

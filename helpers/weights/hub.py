@@ -1,25 +1,23 @@
-"""A model's files from the Hugging Face hub, fetched by a process of its own: one that stalls can be stopped."""
+"""Download a model from the Hugging Face hub in a child process, which can be killed when a transfer stalls."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
-import math
 import os
-import queue
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from helpers import paths
 from helpers.errors import Refused
@@ -28,54 +26,33 @@ from helpers.weights.checkpoint import CONFIG_FILE, TOKENIZER_FILES, WHOLE_FILES
 
 GB = 10**9  # the hub counts in these
 
-ANSWER_S = 90.0  # to start, look up the host and say what a repository holds
-STALL_S = 60.0  # without one new byte on disk
+ANSWER_S = 90.0  # to import huggingface_hub, resolve the host and list a repository
+# Without a new byte on disk. huggingface_hub writes 10 MiB at a time: slower lines than 90 kB/s count as stalled.
+STALL_S = 120.0
 REQUEST_TIMEOUT_S = 10.0
-ATTEMPTS = 4  # in a row that bring nothing new
+ATTEMPTS = 4
 LONGEST_WAIT_S = 60.0
 PROGRESS_EVERY_S = 10.0
-# huggingface_hub writes in pieces of 10 MiB: on a slow line too long between two signs of life.
-PIECE_BYTES = 1 << 20
-# In the hub's cache, beside the finished files. Of huggingface_hub's own unfinished files each attempt has a new one.
-PART = ".offload-lab.incomplete"
-
-# What huggingface_hub speeds transfers up with; both have hung where plain HTTP went through.
-UNACCELERATED = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0"}
 
 
 class Unavailable(Refused):
-    """The hub did not give a model; says why in one clause."""
+    """The hub can't provide a model; gives the reason in one clause."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Files of a repository at one commit, in the hub's ordinary cache."""
+    """A repository's files at one commit, in the hub's own cache."""
 
     folder: Path
     commit: str
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why an attempt ended: `kind` is final, again (worth another attempt), connection, stalled or disk."""
+class Failed(Exception):
+    """One attempt failed: `kind` is final, again (worth another attempt), connection, stalled, token or disk."""
 
-    kind: str
-    reason: str
-    wait_s: float | None = None
-
-
-class Damaged(Exception):
-    """A file that came is not the one of the hub."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What came of one attempt; `missing_bytes` were so at its end, if it brought any."""
-
-    snapshot: Snapshot | None = None
-    failure: Failure | None = None
-    answered: bool = True
-    missing_bytes: float = math.inf
+    def __init__(self, kind: str, reason: str, wait_s: float | None = None, in_cache: str | None = None) -> None:
+        super().__init__(reason)
+        self.kind, self.wait_s, self.in_cache = kind, wait_s, in_cache
 
 
 def fetch(
@@ -85,37 +62,51 @@ def fetch(
     revision: str | None = None,
     stall_s: float = STALL_S,
 ) -> Snapshot:
-    """Config, tokenizer and weights of `repo` in the hub's cache; what is there already is not fetched again.
+    """Put config, tokenizer and weights of `repo` in the hub's cache, reusing the files that are there.
 
-    An attempt goes on where the one before it ended, be it of this call or of a process that was killed.
-    `check_space(folder, bytes)` is asked before a download and raises Refused if there is no room. Without the
-    network (or with HF_HUB_OFFLINE) the cache is used as it is. Raises Unavailable with the reason.
+    Calls `check_space(folder, bytes)` before a download; it raises Refused if there is no room. Without a network
+    (or with HF_HUB_OFFLINE) uses the cache as it is. Raises Unavailable with the reason.
     """
-    accelerated, left, fewest_missing_bytes = True, ATTEMPTS, math.inf
-    while True:
-        attempt = _attempt(repo, revision, accelerated, stall_s, say, check_space)
-        if attempt.snapshot:
-            return attempt.snapshot
-        failure = attempt.failure
-        assert failure is not None
-        if failure.kind == "disk":
-            raise Refused(failure.reason)
-        left = ATTEMPTS if attempt.missing_bytes < fewest_missing_bytes else left - 1
-        fewest_missing_bytes = min(fewest_missing_bytes, attempt.missing_bytes)
-        if failure.kind == "final" or (failure.kind == "connection" and not attempt.answered):
-            raise Unavailable(failure.reason)
-        if left <= 0:
-            raise Unavailable(f"{failure.reason}; gave up after {ATTEMPTS} attempts")
-        if attempt.answered:  # then it was the transfer that failed
-            accelerated = False
-        wait_s = 2.0 ** (ATTEMPTS - left) if failure.wait_s is None else failure.wait_s
-        wait_s = 0.0 if failure.kind == "stalled" else min(wait_s, LONGEST_WAIT_S)
-        say(f"{repo}: {failure.reason}; trying again" + (f" in {wait_s:.0f} s" if wait_s else ""))
-        time.sleep(wait_s)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    refused_token = ""
+    for attempt in range(1, ATTEMPTS + 1):
+        listing = None
+        try:
+            listing = _in_child(["list", repo, revision or ""], environment, ANSWER_S)
+            return _download(repo, revision, listing, environment, stall_s, say, check_space)
+        except Failed as failure:
+            if failure.kind == "token":
+                say(f"{repo}: {failure}; trying without it")
+                environment["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
+                refused_token = f" ({failure})"
+                continue
+            if failure.in_cache:
+                with suppress(checkpoint.Incomplete):
+                    folder = Path(failure.in_cache)
+                    checkpoint.weight_files(folder)
+                    return Snapshot(folder, commit=folder.name)
+            if failure.kind == "disk":
+                raise Refused(str(failure)) from failure
+            if failure.kind == "final" or (failure.kind == "connection" and listing is None):
+                raise Unavailable(f"{failure}{refused_token}") from failure
+            if attempt == ATTEMPTS:
+                raise Unavailable(f"{failure}; gave up after {ATTEMPTS} attempts") from failure
+            if listing is not None:  # the transfer failed; Xet has hung where plain HTTP got through
+                environment["HF_HUB_DISABLE_XET"] = "1"
+            wait_s = 2.0**attempt if failure.wait_s is None else failure.wait_s
+            wait_s = 0.0 if failure.kind == "stalled" else min(wait_s, LONGEST_WAIT_S)
+            say(f"{repo}: {failure}; trying again" + (f" in {wait_s:.0f} s" if wait_s else ""))
+            time.sleep(wait_s)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def wanted_files(names: Collection[str]) -> list[str]:
-    """Of a repository's file names those to fetch: config, tokenizer, and one set of weights. Empty: no weights."""
+    """Choose a repository's files to fetch: config, tokenizer, and one set of weights. Empty: no weights."""
     for whole in WHOLE_FILES:
         stem, suffix = whole.rsplit(".", 1)
         shards = sorted(name for name in names if re.fullmatch(rf"{stem}-\d+-of-\d+\.{suffix}", name))
@@ -126,369 +117,248 @@ def wanted_files(names: Collection[str]) -> list[str]:
     return []
 
 
-def _attempt(
+def _download(
     repo: str,
     revision: str | None,
-    accelerated: bool,
+    listing: dict[str, Any],
+    environment: dict[str, str],
     stall_s: float,
     say: Callable[[str], None],
     check_space: Callable[[Path, int], None],
-) -> Attempt:
-    with _child(repo, revision, accelerated) as (messages, go):
-        answer = _next(messages, ANSWER_S)
-        if answer is None:
-            failure = Failure("connection", f"no answer within {ANSWER_S:.0f} s")
-            return Attempt(failure=failure, answered=False)
-        if "failure" in answer:
-            with suppress(TypeError, KeyError, checkpoint.Incomplete):
-                folder = Path(answer["in_cache"])
-                checkpoint.weight_files(folder)
-                return Attempt(Snapshot(folder, commit=folder.name))
-            return Attempt(failure=Failure(**answer["failure"]), answered=False)
-        sizes: dict[str, int] = answer["sizes"]
-        wanted = wanted_files(sizes)
-        if not wanted:
-            return Attempt(failure=Failure("final", f"{repo} has no safetensors or .bin weights"))
-        missing = sum(sizes[name] for name in wanted if name not in answer["cached"])
-        partly = sum(answer["parts"].get(name, 0) for name in wanted)
-        check_space(Path(answer["cache"]), missing - partly)
-        if partly:
-            say(f"{repo}: the download goes on at {partly / GB:.2f} of {missing / GB:.2f} GB, to {answer['cache']}")
-        elif missing:
-            say(f"{repo}: downloading {missing / GB:.2f} GB to {answer['cache']}")
-        go(wanted)
-        return _watch(messages, repo, missing, partly, stall_s, say, answer["commit"])
+) -> Snapshot:
+    sizes: dict[str, int] = listing["sizes"]
+    wanted = wanted_files(sizes)
+    if not wanted:
+        raise Failed("final", f"{repo} has no safetensors or .bin weights")
+    missing = [name for name in wanted if name not in listing["cached"]]
+    missing_bytes = sum(sizes[name] for name in missing)
+    check_space(Path(listing["cache"]), missing_bytes)
+    if missing:
+        say(f"{repo}: downloading {missing_bytes / GB:.2f} GB to {listing['cache']}")
+    blobs = Path(listing["blobs"])
+    before = _allocated_bytes(blobs)
+
+    def progress() -> int:
+        return _allocated_bytes(blobs) - before
+
+    def report(done_bytes: int, mb_per_s: float) -> None:
+        say(f"{repo}: {done_bytes / GB:.2f} of {missing_bytes / GB:.2f} GB, {mb_per_s:.1f} MB/s")
+
+    command = ["download", repo, revision or "", *wanted]
+    folder = Path(_in_child(command, environment, stall_s, progress, report)["snapshot"])
+    for name in missing:
+        if name in listing["sha256"] and _sha256(folder / name) != listing["sha256"][name]:
+            (folder / name).resolve().unlink()
+            raise Failed("again", f"{name} didn't arrive as the hub has it (its SHA-256 differs)")
+    return Snapshot(folder, commit=folder.name)
 
 
-def _watch(
-    messages: queue.Queue[dict[str, Any]],
-    repo: str,
-    missing: int,
-    partly: int,
-    stall_s: float,
-    say: Callable[[str], None],
-    commit: str,
-) -> Attempt:
-    """Follow a download until it is done, fails, or for `stall_s` neither brings a byte to the disk nor checks one."""
-    on_disk, checked = partly, 0
-    started = said_at = changed_at = time.monotonic()
-
-    def failed(**failure: Any) -> Attempt:
-        return Attempt(failure=Failure(**failure), missing_bytes=missing - on_disk if on_disk > partly else math.inf)
-
-    while True:
-        message = _next(messages, stall_s)
-        now = time.monotonic()
-        if message is None:
-            return failed(kind="stalled", reason=f"no byte for {stall_s:.0f} s")
-        if "failure" in message:
-            return failed(**message["failure"])
-        if "snapshot" in message:
-            return Attempt(Snapshot(Path(message["snapshot"]), commit))
-        if (message["on_disk"], message["checked"]) != (on_disk, checked):
-            on_disk, checked, changed_at = message["on_disk"], message["checked"], now
-        elif now - changed_at >= stall_s:
-            return failed(kind="stalled", reason=f"no byte for {stall_s:.0f} s")
-        if now - said_at >= PROGRESS_EVERY_S:
-            said_at = now
-            rate = max(0, on_disk - partly) / (now - started) / 1e6
-            say(f"{repo}: {on_disk / GB:.2f} of {missing / GB:.2f} GB, {rate:.1f} MB/s")
-
-
-def _next(messages: queue.Queue[dict[str, Any]], timeout_s: float) -> dict[str, Any] | None:
+def _in_child(
+    arguments: list[str],
+    environment: dict[str, str],
+    silence_s: float,
+    progress: Callable[[], int] = lambda: 0,
+    report: Callable[[int, float], None] = lambda done_bytes, mb_per_s: None,
+) -> dict[str, Any]:
+    """Run this module in a child process; returns its answer. Raises Failed if it fails or stalls for `silence_s`."""
+    # A session of its own: Ctrl-C in a terminal reaches only this process, which then ends the child.
+    child = subprocess.Popen(
+        [sys.executable, "-m", "helpers.weights.hub", *arguments],
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said: list[str] = []
+    listener = threading.Thread(target=lambda: said.extend(child.communicate()), daemon=True)
+    assert child.stdin
+    stdin, child.stdin = child.stdin, None  # communicate() would close it, and the child leaves when it is closed
+    listener.start()
+    done_bytes, began_s = 0, time.monotonic()
+    changed_s = reported_s = began_s
     try:
-        return messages.get(timeout=timeout_s)
-    except queue.Empty:
-        return None
-
-
-@contextmanager
-def _child(
-    repo: str, revision: str | None, accelerated: bool
-) -> Iterator[tuple[queue.Queue[dict[str, Any]], Callable[[list[str]], None]]]:
-    """The process that downloads: its messages, and `go(names)`, which it waits for. Gone when this ends."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **({} if accelerated else UNACCELERATED),
-    }
-    messages: queue.Queue[dict[str, Any]] = queue.Queue()
-    with tempfile.TemporaryFile() as complaints:
-        # A session of its own: Ctrl-C in a terminal reaches only us, and we stop it in order.
-        child = subprocess.Popen(
-            [sys.executable, "-m", "helpers.weights.hub", repo, revision or ""],
-            env=environment,
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-        )
-        assert child.stdin and child.stdout
-
-        def listen(lines: Any) -> None:
-            for line in lines:
-                if line.endswith("\n"):
-                    messages.put(json.loads(line))
-            child.wait()
-            complaints.seek(0)
-            last = (complaints.read().decode(errors="replace").strip() or "no message").splitlines()[-1]
-            reason = f"the download ended with exit code {child.returncode} ({last})"
-            messages.put({"failure": {"kind": "again", "reason": reason}})
-
-        listener = threading.Thread(target=listen, args=(child.stdout,), daemon=True)
-        listener.start()
-
-        def go(names: list[str]) -> None:
-            with suppress(BrokenPipeError):  # how the child ended is among its messages
-                child.stdin.write(json.dumps(names) + "\n")
-                child.stdin.flush()
-
+        while listener.is_alive():
+            listener.join(timeout=0.2)
+            now_s, done_before = time.monotonic(), done_bytes
+            done_bytes = progress()
+            if done_bytes != done_before:
+                changed_s = now_s
+            elif now_s - changed_s >= silence_s:
+                if arguments[0] == "download":
+                    raise Failed("stalled", f"no byte for {silence_s:.0f} s")
+                raise Failed("connection", f"no answer within {silence_s:.0f} s")
+            if now_s - reported_s >= PROGRESS_EVERY_S:
+                reported_s = now_s
+                report(done_bytes, done_bytes / (now_s - began_s) / 1e6)
+    finally:
+        with suppress(BrokenPipeError):
+            stdin.close()
         try:
-            yield messages, go
-        finally:
-            with suppress(BrokenPipeError):
-                child.stdin.close()  # it then leaves, and of what is unfinished only parts stay
-            try:
-                child.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            listener.join()
-            child.stdout.close()
+            child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        listener.join()
+    try:
+        answer = json.loads(said[0].splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (said[1].strip() or "no message").splitlines()[-1][:200]
+        raise Failed("again", f"the download ended with exit code {child.returncode} ({last})") from None
+    if "kind" in answer:
+        raise Failed(**answer)
+    return answer
+
+
+def _allocated_bytes(folder: Path) -> int:
+    # Blocks, not lengths: a transfer may make the file long at once and fill it as it goes.
+    total = 0
+    with suppress(OSError):
+        for file in folder.iterdir():
+            with suppress(OSError):
+                total += file.stat().st_blocks * 512
+    return total
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ---------------------------------------------------------------- in the child
 
 
-def _download(repo: str, revision: str | None, tell: Callable[[dict[str, Any]], None]) -> None:
-    try:
-        import huggingface_hub
-        from huggingface_hub import constants
-    except ImportError as error:
-        tell({"failure": {"kind": "final", "reason": f"huggingface_hub cannot be imported ({error})"}})
-        return
-    constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
-
-    def cached(name: str, commit: str) -> str | None:
-        path = huggingface_hub.try_to_load_from_cache(repo, name, revision=commit)
-        return path if isinstance(path, str) else None
-
-    try:
-        info = huggingface_hub.HfApi().model_info(
-            repo, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
-        )
-    except Exception as error:
-        config = cached(CONFIG_FILE, revision or "main")
-        tell({"failure": _failure(error, repo), "in_cache": config and str(Path(config).parent)})
-        return
-    blobs = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "blobs")
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    hashes = {file.rfilename: file.lfs.sha256 for file in info.siblings or () if file.lfs}  # weights have one
-    there = [name for name in sizes if cached(name, info.sha)]
-    parts = {}
-    for name in hashes.keys() - there:
-        whole = blobs / hashes[name]  # and not linked yet, if it is there
-        part = whole if whole.exists() else _part(whole)
-        parts[name] = _usable_bytes(part, sizes[name])
-    tell({"commit": info.sha, "sizes": sizes, "cached": there, "parts": parts, "cache": str(constants.HF_HUB_CACHE)})
-    names = json.loads(sys.stdin.readline() or "[]")
-    if not names:
-        return
-    progress = {"finished": 0, "checked": 0}
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
-    threading.Thread(target=_report_growth, args=(progress, tell), daemon=True).start()
-    try:
-        for name in names:
-            if name in hashes and name not in there:
-                url = huggingface_hub.hf_hub_url(repo, name, revision=info.sha)
-                _fetch_blob(url, blobs / hashes[name], sizes[name], hashes[name], progress)
-            # What is among the blobs is only linked, not fetched.
-            # Asked for by branch, the config leaves a note of the branch's commit: it is found without the network.
-            file = huggingface_hub.hf_hub_download(repo, name, revision=revision if name == CONFIG_FILE else info.sha)
-            if name not in there:
-                progress["finished"] += sizes[name]
-        tell({"snapshot": str(Path(file).parent)})
-    except Exception as error:
-        tell({"failure": _failure(error, repo)})
-
-
-def _fetch_blob(url: str, blob: Path, size: int, sha256: str, progress: dict[str, int]) -> None:
-    """A file of `size` bytes as `blob`, from where its part ends. Raises Damaged if it is not what the hub has."""
-    try:
-        from huggingface_hub.errors import HfHubHTTPError
-        from huggingface_hub.file_download import (
-            build_hf_headers,
-            get_hf_file_metadata,
-            http_get,
-            is_xet_available,
-            xet_get,
-        )
-    except ImportError:  # not all are documented: without them hf_hub_download fetches the file, from byte 0 each time
-        return
-    metadata = get_hf_file_metadata(url)
-    if metadata.etag != sha256:  # hf_hub_download would look for it under another name
-        return
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    part = _part(blob)
-    with part.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be fetching the same file
-        if blob.exists():
-            part.unlink(missing_ok=True)
-            return
-        start = _usable_bytes(part, size)
-        file.truncate(start)
-        file.seek(start)
-        headers = build_hf_headers()
-        # An accelerated transfer begins at byte 0, but writes in order: plain HTTP can go on where it ended.
-        if metadata.xet_file_data and is_xet_available() and start == 0:
-            xet_get(incomplete_path=part, xet_file_data=metadata.xet_file_data, headers=headers, expected_size=size)
-        else:
-            headers["Accept-Encoding"] = "identity"  # compressed, a file cannot be had from its middle on
-            try:
-                http_get(url, file, resume_size=start, headers=headers, expected_size=size)
-            except HfHubHTTPError as error:
-                if error.response.status_code != 416:
-                    raise
-                os.truncate(part, 0)
-                raise Damaged(f"{url} cannot be gone on with from byte {start}") from error
-        file.flush()
-        if _sha256(part, progress) != sha256:
-            os.truncate(part, 0)
-            raise Damaged(f"{url} did not arrive as the hub has it (its SHA-256 is another)")
-        part.rename(blob)
-
-
-def _part(blob: Path) -> Path:
-    return blob.with_name(blob.name + PART)
-
-
-def _usable_bytes(part: Path, size: int) -> int:
-    """Bytes from the start of a part that can be gone on from: up to its first hole, none if it is too long."""
-    try:
-        with part.open("rb") as file:
-            written = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
-    except OSError:  # not there, or empty
-        return 0
-    return written if written <= size else 0
-
-
-def _sha256(path: Path, progress: dict[str, int]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-            progress["checked"] += len(piece)
-    return digest.hexdigest()
-
-
-def _leave_with_the_parent() -> None:
-    sys.stdin.read()  # returns when the parent closes it, or is gone
-    for file in _unfinished_files():
-        if not file.name.endswith(PART):
-            file.unlink(missing_ok=True)
-    os._exit(1)
-
-
-def _report_growth(progress: dict[str, int], tell: Callable[[dict[str, Any]], None]) -> None:
-    while True:
-        time.sleep(0.2)
-        # Blocks, not length: an accelerated transfer may make the file long at once and fill it as it goes.
-        on_disk = progress["finished"] + sum(_allocated_bytes(file) for file in _unfinished_files())
-        tell({"on_disk": on_disk, "checked": progress["checked"]})
-
-
-def _unfinished_files() -> set[Path]:
-    """The `.incomplete` files this process has open: a part, or huggingface_hub's own for a small file."""
-    found = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            file = Path(os.readlink(descriptor))
-        except OSError:
-            continue
-        if file.suffix == ".incomplete":
-            found.add(file)
-    return found
-
-
-def _allocated_bytes(file: Path) -> int:
-    try:
-        return file.stat().st_blocks * 512
-    except OSError:
-        return 0
-
-
-def _failure(error: BaseException, repo: str) -> dict[str, Any]:
-    """What happened in words, from the exception and those it came from."""
+def _list(repo: str, revision: str | None) -> dict[str, Any]:
+    """A repository's files: sizes and hashes, and which of them are in the cache."""
+    import huggingface_hub
     from huggingface_hub import constants
 
+    api = huggingface_hub.HfApi()
+    found = api.model_info(repo, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S)
+    sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
+    cached = [name for name in sizes if _in_cache(repo, name, found.sha or "main")]
+    return {
+        "sizes": sizes,
+        "sha256": {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs},
+        "cached": cached,
+        "cache": str(constants.HF_HUB_CACHE),
+        "blobs": str(Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "blobs")),
+    }
+
+
+def _get(repo: str, revision: str | None, names: tuple[str, ...]) -> dict[str, Any]:
+    """Download files; an interrupted one begins anew, those that are there stay."""
+    import huggingface_hub
+
+    files = [huggingface_hub.hf_hub_download(repo, name, revision=revision) for name in names]
+    return {"snapshot": str(Path(files[0]).parent)}
+
+
+def _in_cache(repo: str, name: str, commit: str) -> str | None:
+    import huggingface_hub
+
+    path = huggingface_hub.try_to_load_from_cache(repo, name, revision=commit)
+    return path if isinstance(path, str) else None
+
+
+def _where_the_token_is() -> str | None:
+    """Where the token that was sent comes from; None if none was sent."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN or not huggingface_hub.get_token():
+        return None
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if os.environ.get(name):
+            return f"the environment variable {name}"
+    return constants.HF_TOKEN_PATH if os.path.exists(constants.HF_TOKEN_PATH) else "Colab's secrets"
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _failure(error: BaseException, repo: str) -> Failed:
+    """Put a library's exception, and those that caused it, in words."""
+    from huggingface_hub import constants
+
+    if isinstance(error, Failed):
+        return error
     host = constants.ENDPOINT.split("://")[-1]
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
-    kinds = [base.__name__ for one in chain for base in type(one).__mro__]
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    kinds = {base.__name__ for one in chain for base in type(one).__mro__}
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
-    if isinstance(error, Damaged):
-        return {"kind": "again", "reason": str(error)}
     if "OfflineModeIsEnabled" in kinds:
-        return {"kind": "final", "reason": "HF_HUB_OFFLINE is set and its cache does not have the model"}
+        return Failed("final", "HF_HUB_OFFLINE is set and its cache does not have the model")
     for one in chain:
         if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT):
             where = one.filename or constants.HF_HUB_CACHE
-            advice = "free some space, or set HF_HOME to a folder on a larger disk"
-            return {"kind": "disk", "reason": f"{where}: the disk is full; {advice}"}
-        response = getattr(one, "response", None)
-        status = getattr(response, "status_code", None)
-        if status is not None and status >= 400:
-            retry_after = response.headers.get("Retry-After")
-            return _failure_of_status(status, "GatedRepoError" in kinds, retry_after, repo, host)
+            return Failed(
+                "disk", f"{where}: the disk is full; free some space, or set HF_HOME to a folder on a larger disk"
+            )
+        if (status := _status(one)) is not None and status >= 400:
+            return _failure_of_status(status, "GatedRepoError" in kinds, one, repo, host)
     if any("Timeout" in kind for kind in kinds):
-        return {"kind": "connection", "reason": f"no answer from {host} within {REQUEST_TIMEOUT_S:.0f} s"}
-    if any(kind in ("ConnectError", "ConnectionError", "NetworkError") for kind in kinds):
-        return {"kind": "connection", "reason": f"no connection to {host} ({first_line})"}
+        return Failed("connection", f"no answer from {host} within {REQUEST_TIMEOUT_S:.0f} s")
+    if kinds & {"ConnectError", "ConnectionError", "NetworkError"}:
+        return Failed("connection", f"no connection to {host} ({first_line})")
     if "RemoteProtocolError" in kinds:
-        return {"kind": "connection", "reason": f"{host} cut the connection"}
-    if any(kind in ("JSONDecodeError", "KeyError", "FileMetadataError") for kind in kinds):
-        return {"kind": "final", "reason": f"{host} does not answer as the hub does (a proxy or login page?)"}
-    return {"kind": "again", "reason": f"{type(error).__name__}: {first_line}"}
+        return Failed("connection", f"{host} cut the connection")
+    if kinds & {"JSONDecodeError", "KeyError", "FileMetadataError"}:
+        return Failed("final", f"{host} does not answer as the hub does (a proxy or login page?)")
+    return Failed("again", f"{type(error).__name__}: {first_line}")
 
 
-def _failure_of_status(status: int, gated: bool, retry_after: str | None, repo: str, host: str) -> dict[str, Any]:
+def _failure_of_status(status: int, gated: bool, error: Any, repo: str, host: str) -> Failed:
+    answered = f"{host} answered {status}"
     if status == 429:
-        wait_s = float(retry_after) if retry_after and retry_after.isdigit() else None
-        reason = f"{host} answered 429, too many requests from this address"
-        return {"kind": "again", "reason": reason, "wait_s": wait_s}
+        retry_after = error.response.headers.get("Retry-After") or ""
+        wait_s = float(retry_after) if retry_after.isdigit() else None
+        return Failed("again", f"{answered}: too many requests from this address", wait_s)
     if status >= 500 or status == 408:
-        return {"kind": "again", "reason": f"{host} answered {status}, it is in trouble"}
+        return Failed("again", f"{answered}: it is in trouble")
     if gated or status == 403:
-        reason = f"{host} answered {status}, this account may not read {repo} (accept its terms there, set HF_TOKEN)"
+        answered += f": this account may not read {repo} (accept its terms there, set HF_TOKEN)"
     elif status == 401:
-        reason = f"{host} answered 401, {repo} is not there, or not without a valid token (HF_TOKEN)"
+        if token := _where_the_token_is():
+            return Failed("token", f"{answered}: it refuses the token in {token}")
+        answered += f": {repo} doesn't exist, or needs a valid token (HF_TOKEN)"
     elif status == 404:
-        reason = f"{host} answered 404 for {repo}"
-    else:
-        reason = f"{host} answered {status}"
-    return {"kind": "final", "reason": reason}
+        answered += f" for {repo}"
+    return Failed("final", answered)
 
 
-def _main() -> None:
-    # Messages have the real stdout to themselves: what a library prints goes to stderr.
+def _leave_with_the_parent() -> None:
+    sys.stdin.read()  # returns when the parent closes it, or is gone
+    for file in psutil.Process().open_files():
+        if file.path.endswith(".incomplete"):  # huggingface_hub never goes on with another process's
+            Path(file.path).unlink(missing_ok=True)
+    os._exit(1)
+
+
+def _main(what: str, repo: str, revision: str, *names: str) -> None:
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    # The answer has the real stdout to itself: whatever a library prints goes to stderr.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def tell(message: dict[str, Any]) -> None:
-        with lock:
-            out.write(json.dumps(message) + "\n")
-            out.flush()
-
-    _download(sys.argv[1], sys.argv[2] or None, tell)
+    answer: dict[str, Any]
+    try:
+        answer = _list(repo, revision or None) if what == "list" else _get(repo, revision or None, names)
+    except ImportError as error:
+        answer = {"kind": "final", "reason": f"huggingface_hub can't be imported ({error})"}
+    except Exception as error:
+        failure = _failure(error, repo)
+        config = _in_cache(repo, CONFIG_FILE, revision or "main") if what == "list" else None
+        in_cache = config and str(Path(config).parent)
+        answer = {"kind": failure.kind, "reason": str(failure), "wait_s": failure.wait_s, "in_cache": in_cache}
+    print(json.dumps(answer), file=out, flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    _main()
+    _main(*sys.argv[1:])

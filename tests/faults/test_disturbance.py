@@ -11,11 +11,10 @@ import time
 import pytest
 
 from factories import done, mini, run_one
-from helpers import paths, results
+from helpers import home, paths, results
 from helpers.machine import disks
 from helpers.results import Log
 from helpers.settings import Workload
-from helpers.weights import store
 
 BLOCK = 4 << 20
 
@@ -55,7 +54,7 @@ def named_as_readers(record) -> list[str]:
 
 
 def test_another_reader_of_the_same_disk_is_on_the_record(tmp_path, lab_home):
-    device = disks.disk_of(store.home()).device
+    device = disks.disk_of(home.home()).device
     if device is None or disks.disk_of(tmp_path).device != device:
         pytest.skip("no disk that counts its reads")
     settings = mini("0 0 100 0 100 0", LONG_ENOUGH)
@@ -132,4 +131,4 @@ def test_a_clock_that_jumps_spoils_no_duration(command_line, tmp_path):
     for series in (record.samples.disk, record.samples.host):
         if series:
             assert list(series.time_s) == sorted(series.time_s) and series.time_s[-1] < took_s
-    assert os.listdir(store.home() / "offload") == []
+    assert os.listdir(home.home() / "offload") == []

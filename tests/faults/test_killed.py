@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from factories import mini
-from helpers import models, paths, results
-from helpers.engine import launcher
+from helpers import home, models, paths, results
 from helpers.results import Log
 from helpers.settings import Workload
 from helpers.weights import store
@@ -189,20 +188,20 @@ def test_killed_while_its_folder_is_made_or_removed(after, command_line, tmp_pat
     script = f"""
 import os, psutil, signal, tempfile, shutil
 from pathlib import Path
-from helpers.engine import launcher
+from helpers import home
 original, calls = {after}, []
 def then_die(*arguments, **options):
     result = original(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 root = Path({str(offload)!r})
 {"" if name == "unlink" else f"{module}.{name} = then_die"}
-with launcher._run_folder(root) as folder:
+with home.run_folder(root) as folder:
     for number in range(3):
         (folder / str(number)).touch()
     {f"{module}.{name} = then_die" if name == "unlink" else "pass"}
 """
     command_line.run(program=("-c", script))
-    assert len(launcher.remove_leftovers(offload)) == (name != "create_time")  # then there was none yet
+    assert len(home.remove_leftovers(offload)) == (name != "create_time")  # then there was none yet
     assert os.listdir(offload) == []
 
 
