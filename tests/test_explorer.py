@@ -1,40 +1,37 @@
-"""The sliders without a browser: every reachable state can be run, and what is shown is what the models say."""
+"""The explorer's numbers: every reachable state can be run, and what is shown is what the models predict."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 
-import ipywidgets as widgets
 import numpy as np
 import pytest
 from hypothesis import given, settings as budget, strategies as st
-from matplotlib.figure import Figure
-from PIL import Image
 
-from factories import make_record
+from explorer_factories import at, logged, t4
 from helpers import explorer, homework, lab, results
 from helpers.errors import Refused
-from helpers.explorer import lettering, split_map as split_maps
-from helpers.explorer.bench import EMULATED, _measured_profile, emulated_profile, open_bench
-from helpers.explorer.picture import Dashboard, plot
-from helpers.explorer.split_map import fit, split_map
-from helpers.explorer.state import BATCH_COUNTS, BATCH_SIZES, HOMES, moved, values
-from helpers.explorer.view import view
+from helpers.explorer import split_map as split_maps
+from helpers.explorer.bench import EMULATED, _measured_profile, once, open_bench
+from helpers.explorer.controls import BATCH_COUNTS, BATCH_SIZES, SUPPOSED
+from helpers.explorer.frontier import frontier
+from helpers.explorer.moves import moved
+from helpers.explorer.roofline import PARTS, SIZES, roofline
+from helpers.explorer.split_map import fit, split_map, with_split
+from helpers.explorer.state import HOMES, State, WhatIf, values
+from helpers.explorer.tour import compared
+from helpers.explorer.view import view, without_split
 from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import T4_COLAB
 from helpers.placement import place
-from helpers.predict import search
 from helpers.predict.gpu_memory import peak_gpu_memory
 from helpers.predict.host_memory import host_memory
-from helpers.predict.search import all_placements, fits
-from helpers.predict.time_model import predict
+from helpers.predict.search import all_placements, fits, with_batch
+from helpers.predict.time_model import TERMS, predict
 from helpers.results import Log, Machine
-from helpers.settings import OffloadSplit, RunSettings
-
-PNG = b"\x89PNG\r\n\x1a\n"
+from helpers.settings import RunSettings
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +39,18 @@ def bench(tmp_path_factory):
     return open_bench("emulated", tmp_path_factory.mktemp("out"))
 
 
-def at(bench, **controls):
-    """The bench's start with some controls moved, one after another."""
-    state = bench.start
-    for control, value in controls.items():
-        state = moved(state, control, value, bench)
-    return state
-
-
-def t4(bench, **controls):
-    """The hand-in's machine, model and workload, with some controls moved."""
-    hand_in = {"machine": "t4-colab", "model": "opt-1.3b", "gpu_batch_size": 4, "prompt_len": 128, "gen_len": 16}
-    return at(bench, **(hand_in | controls))
-
-
 # ---- states ---------------------------------------------------------------------------------------------------------
 
+SWITCHES = [
+    "compress_weight",
+    "compress_cache",
+    "cpu_cache_compute",
+    "pin_weight",
+    "overlap",
+    "fitted_buffers",
+    "direct_reader",
+    "cold",
+]
 MOVES = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["weights_gpu", "weights_cpu"]), st.integers(0, 100)),
@@ -66,9 +59,8 @@ MOVES = st.lists(
         st.tuples(st.just("num_gpu_batches"), st.sampled_from(BATCH_COUNTS)),
         st.tuples(st.just("prompt_len"), st.integers(7, 2047)),
         st.tuples(st.just("gen_len"), st.integers(1, 2041)),
-        st.tuples(
-            st.sampled_from(["compress_weight", "compress_cache", "cpu_cache_compute", "pin_weight"]), st.booleans()
-        ),
+        st.tuples(st.sampled_from(SWITCHES), st.booleans()),
+        st.sampled_from([(name, value) for name in SUPPOSED for value in (0.0, *SUPPOSED[name])]),
         st.tuples(st.just("machine"), st.sampled_from([EMULATED, "t4-colab", "t4-gcp"])),
         st.tuples(st.just("model"), st.sampled_from(["opt-125m", "opt-1.3b", "opt-30b", "opt-mini"])),
     ),
@@ -78,7 +70,7 @@ MOVES = st.lists(
 
 @given(moves=MOVES)
 @budget(max_examples=150, deadline=None)
-def test_no_move_leads_to_what_cannot_be(bench, moves):
+def test_every_move_leads_to_a_state_that_can_run(bench, moves):
     state = bench.start
     for control, value in moves:
         state = moved(state, control, value, bench)
@@ -94,29 +86,68 @@ def test_no_move_leads_to_what_cannot_be(bench, moves):
 
 @given(gpu=st.integers(0, 100), cpu=st.integers(0, 100))
 @budget(max_examples=50, deadline=None)
-def test_of_two_shares_the_one_not_moved_gives_way(bench, gpu, cpu):
+def test_the_share_that_was_not_moved_gives_way(bench, gpu, cpu):
     split = at(bench, weights_cpu=cpu, weights_gpu=gpu).settings.split
     assert (split.weights_gpu, split.weights_cpu) == (gpu, min(cpu, 100 - gpu))
     split = at(bench, weights_gpu=gpu, weights_cpu=cpu).settings.split
     assert (split.weights_cpu, split.weights_gpu) == (cpu, min(gpu, 100 - cpu))
 
 
-def test_a_move_is_undone_by_moving_back_where_nothing_gave_way(bench):
+def test_moving_back_undoes_a_move(bench):
     away = at(bench, weights_cpu=20)
     assert moved(away, "weights_cpu", 50, bench) == bench.start
 
 
-def test_a_bench_refuses_what_flexgen_has_not(tmp_path):
+def test_a_t4_starts_at_the_quoted_workload(bench):
+    state = at(bench, machine="t4-colab")
+    assert state.settings.workload == homework.WORKLOAD["cuda"]
+    assert view(state, bench, bench.measured("t4-colab")).run.kind == "quoted"
+    assert at(bench, machine="t4-colab", prompt_len=300).settings.workload.prompt_len == 300
+
+
+def test_a_bench_refuses_a_model_flexgen_lacks(tmp_path):
     with pytest.raises(Refused, match="opt-350m"):
         open_bench("emulated", tmp_path, "opt-350m")
+
+
+# ---- what if --------------------------------------------------------------------------------------------------------
+
+
+def test_a_faster_disk_speeds_up_what_waits_for_it(bench):
+    as_it_is = t4(bench, weights_gpu=0, weights_cpu=0)
+    faster = moved(as_it_is, "disk_gb_s", 5.0, bench)
+    real, supposed = (view(state, bench, bench.measured("t4-colab")) for state in (as_it_is, faster))
+    rate = T4_COLAB.disk_gb_s / 5.0
+    assert supposed.prediction.terms_s["disk"] == pytest.approx(rate * real.prediction.terms_s["disk"])
+    assert supposed.profile.disk_write_gb_s == pytest.approx(T4_COLAB.disk_write_gb_s / rate)
+    assert moved(faster, "disk_gb_s", 0.0, bench) == as_it_is
+
+
+def test_more_ram_fits_more_and_caches_the_disk(bench):
+    crowded = t4(bench, model="opt-6.7b", weights_gpu=0, weights_cpu=100)
+    assert "RAM" in view(crowded, bench, {}).why_not
+    assert not view(moved(crowded, "host_ram_gib", 64.0, bench), bench, {}).why_not
+    on_disk = t4(bench, weights_gpu=0, weights_cpu=0, host_ram_gib=64.0)
+    assert predict(on_disk.settings, bench.profile(on_disk)).page_cache_serves_disk
+    emulated = at(bench, weights_gpu=0, weights_cpu=0, host_ram_gib=512.0)  # that disk keeps its pace
+    assert not predict(emulated.settings, bench.profile(emulated)).page_cache_serves_disk
+
+
+def test_a_hypothetical_machine_says_so_and_shows_no_runs(bench):
+    shown = view(t4(bench, disk_gb_s=5.0, host_ram_gib=24.0), bench, bench.measured("t4-colab"))
+    assert "t4-colab, hypothetical: disk 5 GB/s, RAM 24 GiB" in shown.headline
+    assert "hypothetical" in shown.aside and not shown.measured and shown.run is None
+    assert "hypothetical" in bench.why_not_measurable(shown.state)
+    table = compared("one", "One", [shown], bench)
+    assert table.frame.loc[0, "machine"] == shown.state.where and "hypothetical" in table.shown["Kind"][0]
 
 
 # ---- what a state shows ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_shown_is_what_the_models_say(bench):
+def test_a_view_shows_what_the_models_predict(bench):
     state = t4(bench, weights_gpu=30, weights_cpu=70)
-    shown, settings = view(state, bench, ()), state.settings
+    shown, settings = view(state, bench, {}), state.settings
     assert shown.prediction == predict(settings, T4_COLAB)
     placed = place(settings.opt_model, 30, 70, False)
     assert [share.achieved_bytes for share in shown.weights.values()] == list(placed.bytes_by_tier.values())
@@ -131,12 +162,12 @@ def test_what_is_shown_is_what_the_models_say(bench):
     assert shown.host.need_bytes == pytest.approx(host_memory(settings).total_bytes + of_python)
 
 
-def test_the_emulated_machine_has_its_own_ram_and_pins_nothing(bench):
-    shown = view(bench.start, bench, ())
-    assert shown.host.capacity_bytes == pytest.approx(lab.describe_machine("emulated").ram_gib * 2**30)
-    assert "copy buffers" not in shown.host.parts and shown.host.need_bytes < 2**30
-    assert sum(shown.host.parts.values()) == pytest.approx(shown.host.need_bytes)
-    assert view(t4(bench), bench, ()).host.parts["copy buffers"] == 8 * 2**30
+def test_fitted_buffers_and_readers_reach_the_run(bench):
+    settings = t4(bench, fitted_buffers=True, direct_reader=True, cold=True, overlap=False).settings
+    assert (settings.copy_buffer, settings.disk_reader, settings.page_cache) == ("fit", "direct", "cold")
+    assert not settings.overlap
+    stock, fitted = (view(t4(bench, fitted_buffers=on), bench, {}) for on in (False, True))
+    assert stock.host.parts["copy buffers"] == 8 * 2**30 > fitted.host.need_bytes
 
 
 @given(
@@ -146,38 +177,44 @@ def test_the_emulated_machine_has_its_own_ram_and_pins_nothing(bench):
     model=st.sampled_from(["opt-125m", "opt-6.7b", "opt-30b"]),
 )
 @budget(max_examples=40, deadline=None)
-def test_a_state_that_cannot_run_says_so_and_one_that_can_does_not(bench, gpu, cpu, batch, model):
+def test_a_state_says_whether_it_fits(bench, gpu, cpu, batch, model):
     state = t4(bench, model=model, weights_gpu=gpu, weights_cpu=cpu, gpu_batch_size=batch)
-    shown = view(state, bench, ())
+    shown = view(state, bench, {})
     assert bool(shown.why_not) == (not fits(state.settings, T4_COLAB)) == (not shown.prediction.fits)
     assert shown.headline.startswith("Does not fit: needs" if shown.why_not else "Predicted: ")
     share = state.settings.split
     assert shown.splits.fits[share.weights_gpu, share.weights_cpu] == (not shown.why_not)
 
 
-def test_words_for_what_does_not_fit_have_both_numbers(bench):
-    shown = view(t4(bench, model="opt-6.7b", gpu_batch_size=32, prompt_len=256, gen_len=8, weights_gpu=80), bench, ())
+def test_what_does_not_fit_is_told_with_both_numbers(bench):
+    shown = view(t4(bench, model="opt-6.7b", gpu_batch_size=32, prompt_len=256, gen_len=8, weights_gpu=80), bench, {})
     need, there = map(float, re.findall(r"[0-9]+\.[0-9]+", shown.why_not))
     assert "GiB of GPU memory, t4-colab has 14.6" in shown.why_not and need > there == 14.6
 
 
+def test_measuring_time_grows_with_the_work(bench):
+    quick, long = (view(at(bench, gpu_batch_size=size), bench, {}) for size in (4, 1024))
+    generation_s = quick.prediction.total_latency_s
+    assert quick.measuring_s > 3 * generation_s and long.measuring_s > long.prediction.total_latency_s > generation_s
+    slow = view(t4(bench, weights_gpu=0, weights_cpu=0, gen_len=64), bench, {})
+    assert slow.measuring_s < 1.2 * slow.prediction.total_latency_s + 60  # one repeat is more than the budget
+
+
+# ---- the map --------------------------------------------------------------------------------------------------------
+
+
 def test_the_map_is_the_prediction_of_every_split(bench):
     settings = t4(bench).settings
-    whole = split_map(view_key(settings), T4_COLAB)
+    whole = split_map(without_split(settings), T4_COLAB)
     assert int((~np.isnan(whole.tok_s)).sum()) == 5151
     for gpu, cpu in itertools.product(range(0, 101, 20), repeat=2):
         if gpu + cpu > 100:
             assert np.isnan(whole.tok_s[gpu, cpu]) and not whole.fits[gpu, cpu]
             continue
-        split = settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
-        predicted = predict(settings.model_copy(update={"split": split}), T4_COLAB)
+        predicted = predict(with_split(settings, gpu, cpu), T4_COLAB)
         assert whole.tok_s[gpu, cpu] == pytest.approx(predicted.total_throughput_tok_s, rel=0.01)
         assert whole.fits[gpu, cpu] == predicted.fits
-
-
-def view_key(settings):
-    """Settings as the map takes them: for no split in particular."""
-    return settings.model_copy(update={"split": OffloadSplit(weights_gpu=0, weights_cpu=0)})
+    assert whole.fastest == (100, 0)
 
 
 @given(
@@ -187,13 +224,13 @@ def view_key(settings):
     batches=st.sampled_from(BATCH_COUNTS),
     prompt_len=st.integers(7, 1500),
     compress=st.booleans(),
-    pin=st.booleans(),
+    switch=st.booleans(),
     room=st.floats(0.5, 1.5),
     ram_gib=st.sampled_from([12.7, 60.0, 500.0]),
 )
 @budget(max_examples=30, deadline=None)
-def test_what_fits_is_the_searchs_answer_at_every_placement(
-    bench, model, cache, batch, batches, prompt_len, compress, pin, room, ram_gib
+def test_the_map_fits_where_each_placement_does(
+    bench, model, cache, batch, batches, prompt_len, compress, switch, room, ram_gib
 ):
     settings = t4(
         bench,
@@ -204,22 +241,19 @@ def test_what_fits_is_the_searchs_answer_at_every_placement(
         prompt_len=prompt_len,
         compress_weight=compress,
         compress_cache=compress,
-        pin_weight=pin,
+        pin_weight=switch,
+        fitted_buffers=switch,
     ).settings
     # A GPU whose memory ends in the midst of what these settings need.
     needed_gib = peak_gpu_memory(settings, T4_COLAB.cublas_workspace_bytes).likeliest_gib
     machine = T4_COLAB.model_copy(
         update={"gpu_mem_gib": T4_COLAB.gpu_overhead_gib + room * needed_gib, "host_ram_gib": ram_gib}
     )
-    splits = [
-        settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
-        for gpu, cpu in all_placements(settings.opt_model)
-    ]
-    one_by_one = [fits(settings.model_copy(update={"split": split}), machine) for split in splits]
+    one_by_one = [fits(with_split(settings, *split), machine) for split in all_placements(settings.opt_model)]
     assert fit(settings, machine).tolist() == one_by_one
 
 
-def test_a_peak_is_followed_only_where_its_bounds_leave_it_open(bench, monkeypatch):
+def test_the_map_follows_only_peaks_that_bounds_leave_open(bench, monkeypatch):
     followed = []
 
     def counted(settings, workspace):
@@ -229,7 +263,7 @@ def test_a_peak_is_followed_only_where_its_bounds_leave_it_open(bench, monkeypat
     monkeypatch.setattr(split_maps, "peak_gpu_memory", counted)
     for prompt_len in (40, 41, 42):
         fit(t4(bench, prompt_len=prompt_len).settings, T4_COLAB)
-    assert len(followed) == 3  # all on the GPU fits by far: once a prompt's length
+    assert len(followed) == 3  # all on the GPU fits by far: once for each prompt length
     followed.clear()
     settings = t4(bench, model="opt-30b", pin_weight=False).settings
     roomy = T4_COLAB.model_copy(update={"host_ram_gib": 500.0})
@@ -237,27 +271,55 @@ def test_a_peak_is_followed_only_where_its_bounds_leave_it_open(bench, monkeypat
     assert 0 < fitting.sum() < len(fitting) and len(followed) < len(fitting) / 4
 
 
-def test_the_command_can_be_pasted_into_a_shell(bench):
-    command = view(t4(bench, compress_weight=True), bench, ()).command
-    assert command.startswith("python -m flexgen.flex_opt --model facebook/opt-1.3b --path ~/opt_weights ")
-    assert "--percent 50 50 100 0 100 0" in command and command.endswith("--compress-weight")
+# ---- frontier and roofline ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("controls", [{}, {"model": "opt-6.7b", "compress_weight": True}, {"cache": "CPU"}])
+def test_nothing_that_fits_beats_the_frontier(bench, controls):
+    settings = t4(bench, **controls).settings
+    found = frontier(settings, T4_COLAB)
+    waits, speeds, best = zip(*found.best)
+    assert list(waits) == sorted(waits) and list(speeds) == sorted(speeds)
+    assert all(fits(one, T4_COLAB) for one in best)
+    for gpu, cpu, batch in itertools.product((0, 30, 50, 100), (0, 50), (1, 16, 128)):
+        one = with_batch(with_split(settings, min(gpu, 100 - cpu), cpu), batch, 1)
+        if fits(one, T4_COLAB):
+            predicted = predict(one, T4_COLAB)
+            faster = [speed for wait, speed in zip(waits, speeds) if wait <= predicted.total_latency_s * 1.01]
+            assert faster and max(faster) >= 0.99 * predicted.total_throughput_tok_s
+
+
+@given(
+    gpu=st.integers(0, 50),
+    cpu=st.integers(0, 50),
+    batches=st.sampled_from(BATCH_COUNTS),
+    compress=st.booleans(),
+    cache=st.sampled_from(list(HOMES)),
+)
+@budget(max_examples=25, deadline=None)
+def test_a_roofline_is_above_its_prediction(bench, gpu, cpu, batches, compress, cache):
+    controls = {"weights_gpu": gpu, "weights_cpu": cpu, "compress_weight": compress, "cache": cache}
+    settings = with_batch(t4(bench, num_gpu_batches=batches, **controls).settings, 1, batches)
+    found = roofline(settings, T4_COLAB)
+    for i in (0, 8, len(SIZES) - 1):
+        predicted = predict(with_batch(settings, SIZES[i], batches), T4_COLAB)
+        assert found.tok_s[i] == pytest.approx(predicted.total_throughput_tok_s, rel=0.02)
+    for roof in found.roofs.values():
+        assert (roof[1:] >= roof[:-1] * 0.999).all()  # a larger batch is no slower
+    assert set(TERMS) <= {term for terms in PARTS.values() for term in terms} | {"cache moves"}
+    if 0 < found.largest < SIZES[-1]:
+        assert fits(with_batch(settings, found.largest, batches), T4_COLAB)
+        assert not fits(with_batch(settings, found.largest + 1, batches), T4_COLAB)
+
+
+def test_a_roofline_crosses_from_the_disk_to_computing(bench):
+    settings = with_batch(t4(bench, weights_gpu=0, weights_cpu=0).settings, 1, 1)
+    faster_disk = WhatIf(disk_gb_s=28.0).applied_to(T4_COLAB)
+    ((size, _, before, after),) = roofline(settings, faster_disk).crossings
+    assert 1 < size < SIZES[-1] and (before, after) in {("PCIe", "compute"), ("disk", "compute")}
 
 
 # ---- what was measured ----------------------------------------------------------------------------------------------
-
-
-def logged(bench, percent, latencies, **options):
-    """A run of the sweep as the laboratory would have recorded it here."""
-    settings = bench.start.settings.model_copy(update={"split": OffloadSplit.parse(percent)} | options)
-    where = lab.describe_machine("emulated")
-    return make_record(
-        percent,
-        latencies,
-        settings={name: getattr(settings, name) for name in RunSettings.model_fields},
-        kind="measured on the emulated GPU",
-        machine=where,
-        key=lab.run_key(settings, where),
-    )
 
 
 def test_measured_runs_lie_over_the_predictions(tmp_path):
@@ -270,8 +332,8 @@ def test_measured_runs_lie_over_the_predictions(tmp_path):
     there = logged(bench, "50 50 100 0 100 0", ((9.0, 9.0),))
     log.append(there.model_copy(update={"machine": another, "key": lab.run_key(there.settings, another)}))
     shown = view(bench.start, bench, bench.measured(EMULATED))
-    assert shown.measured.throughput_tok_s.value == pytest.approx(32 / 0.2)
-    assert [run.settings.split.percent[:2] for run in shown.measured_splits] == [(0, 0)]
+    assert shown.measured_tok_s.value == pytest.approx(32 / 0.2)
+    assert [settings.split.percent[:2] for settings, _ in shown.measured_like(without_split)] == [(0, 0)]
     assert len(bench.measured(EMULATED)) == 3
     table, _ = explorer.tour(bench)
     by_percent = table.frame.set_index("percent")
@@ -280,242 +342,26 @@ def test_measured_runs_lie_over_the_predictions(tmp_path):
     assert set(by_percent["kind"].dropna()) == {"measured on the emulated GPU"}
 
 
-def test_the_emulated_profile_is_calibrated_on_the_sweep_and_says_on_what(tmp_path):
-    Log(tmp_path / results.LOG_NAME).append(logged(open_bench("emulated", tmp_path), "0 0 100 0 100 0", ((0.9, 6.0),)))
-    bench = open_bench("emulated", tmp_path)
-    state = at(bench, weights_gpu=0, weights_cpu=0)
-    measured = view(state, bench, bench.measured(EMULATED)).measured
-    prediction = predict(state.settings, bench.machines[EMULATED])
-    assert prediction.total_throughput_tok_s == pytest.approx(measured.throughput_tok_s.value, rel=1e-4)
-    assert bench.was_calibrated_on(EMULATED, state.settings)
-    assert not bench.was_calibrated_on(EMULATED, bench.start.settings)
-    assert "calibrated" in bench.machines[EMULATED].sources["disk_gb_s"]
-    table, _ = explorer.tour(bench)
-    assert table.frame["calibrated_on"].tolist() == [False, False, False, False, True]
-
-
-def test_a_log_without_sense_leaves_the_profile_alone(tmp_path):
-    senseless = logged(open_bench("emulated", tmp_path), "0 0 100 0 100 0", ((1e-7, 1e-7),))
-    Log(tmp_path / results.LOG_NAME).append(senseless)
-    bench = open_bench("emulated", tmp_path)
-    assert bench.machines[EMULATED] == emulated_profile(lab.describe_machine("emulated"))
-    assert bench.calibrated_on == open_bench("emulated", tmp_path / "empty").calibrated_on
-
-
-def test_the_hand_in_is_quoted_beside_its_machine(bench):
+def test_the_hand_in_is_quoted_for_its_machine(bench):
     shown = view(t4(bench), bench, bench.measured("t4-colab"))
-    assert shown.measured.kind == "quoted" and shown.measured.throughput_tok_s.value == pytest.approx(28.908)
-    assert len(shown.measured_splits) == 4
-    assert bench.was_calibrated_on("t4-colab", shown.state.settings.model_copy(update={"page_cache": "natural"}))
+    assert shown.run.kind == "quoted" and shown.measured_tok_s.value == pytest.approx(28.908)
+    assert len(shown.measured_like(without_split)) == 4
+    assert bench.was_calibrated_on(shown.state)
+    assert not bench.was_calibrated_on(t4(bench, weights_gpu=50, weights_cpu=0))
+    disk = view(t4(bench, weights_gpu=0, weights_cpu=0), bench, bench.measured("t4-colab"))
+    assert disk.breakdown is not None and disk.breakdown.load_weight_s > 0
 
 
-# ---- the picture ----------------------------------------------------------------------------------------------------
-
-
-def test_a_move_draws_anew_only_what_it_changes(bench, monkeypatch):
-    dashboard, frames = Dashboard(), []
-    monkeypatch.setattr(dashboard.canvas, "draw", lambda draw=dashboard.canvas.draw: (frames.append(1), draw()))
-    lettering.written.cache_clear()
-    shown = [view(t4(bench, weights_gpu=gpu), bench, ()) for gpu in range(40, 60)]
-    for one in shown:
-        dashboard.png(one)
-    assert len(frames) == 1  # axes, ticks and titles rest
-    written = lettering.written.cache_info().misses
-    again = [dashboard.png(one) for one in shown]
-    assert lettering.written.cache_info().misses == written  # no text a second time
-    assert len(frames) == 1 and len(set(again)) == len(shown)
-
-
-def test_text_is_where_and_what_it_was_asked_to_be():
-    figure = Figure(figsize=(3, 1), dpi=100)
-    canvas = lettering.LetteringCanvas(figure)
-    text = figure.text(0.5, 0.5, "0.25 GiB, gj", fontsize=9, ha="center", va="center", color="#0072B2")
-    canvas.draw()
-    ink = np.asarray(canvas.buffer_rgba())
-    rows, columns = np.nonzero((ink[..., :3] != 255).any(axis=2))
-    box = text.get_window_extent()
-    assert abs(columns.min() - box.x0) <= 2 and abs(columns.max() + 1 - box.x1) <= 2
-    assert box.y0 - 1 <= 100 - rows.max() and 100 - rows.min() <= box.y1 + 1
-    assert abs((columns.min() + columns.max()) / 2 - 150) <= 2 and abs((rows.min() + rows.max()) / 2 - 50) <= 3
-    darkest = ink[rows, columns][ink[rows, columns].astype(int).sum(axis=1).argmin()]
-    assert np.abs(darkest[:3].astype(int) - (0x00, 0x72, 0xB2)).max() < 40
-
-
-def words(figure):
-    return " ".join(text.get_text() for axes in figure.axes for text in axes.texts) + " ".join(
-        label for axes in figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())
-    )
-
-
-def test_the_same_view_is_the_same_picture_whatever_was_drawn_before(bench):
-    first, second = view(bench.start, bench, ()), view(t4(bench, weights_gpu=20), bench, bench.measured("t4-colab"))
-    fresh, used = Dashboard(), Dashboard()
-    for one in (second, first, second, view(t4(bench, weights_gpu=70), bench, ())):
-        used.png(one)
-    assert np.array_equal(pixels(fresh.png(first)), pixels(used.png(first)))
-    assert not np.array_equal(pixels(used.png(first)), pixels(used.png(second)))
-    assert len(used.figure.axes) == len(fresh.figure.axes)
-
-
-def pixels(png):
-    assert png.startswith(PNG)
-    return np.asarray(Image.open(io.BytesIO(png)))
-
-
-def test_every_label_of_the_emulated_gpu_says_so(bench):
-    emulated, quoted = plot(view(bench.start, bench, ()), "a"), plot(view(t4(bench), bench, ()), "b")
-    titles = ("Memory against capacity", "each alone", "predicted token/s", "total throughput", "log scale")
-    for title in titles:
-        assert f"{title}, emulated" in words(emulated.figure)
-        assert f"{title}, emulated" not in words(quoted.figure) and title in words(quoted.figure)
-    assert emulated.png().startswith(PNG) and "emulated GPU" in emulated.alt
-
-
-@pytest.mark.parametrize(
-    "controls",
-    [
-        {},
-        {"weights_gpu": 100},
-        {"weights_gpu": 0, "weights_cpu": 0},
-        {"model": "opt-175b", "gpu_batch_size": 1024},
-        {"model": "opt-125m", "compress_weight": True, "compress_cache": True},
-        {"gen_len": 1},
-        {"cache": "disk"},
-        {"model": "opt-66b", "weights_gpu": 33, "weights_cpu": 33, "cache": "CPU", "activations": "CPU"},
-    ],
-)
-def test_no_text_leaves_the_picture(bench, controls):
-    dashboard = Dashboard(titled=True)
-    dashboard.paint(view(t4(bench, **controls), bench, bench.measured("t4-colab")))
-    dashboard.canvas.draw()
-    box = dashboard.figure.bbox
-    for axes in dashboard.figure.axes:
-        for text in axes.texts:
-            extent = text.get_window_extent()
-            assert extent.x0 >= box.x0 - 1 and extent.x1 <= box.x1 + 1, text.get_text()
-            assert extent.y0 >= box.y0 - 1 and extent.y1 <= box.y1 + 1, text.get_text()
-
-
-def test_the_tour_is_five_pictures_and_a_table(bench):
+def test_the_tour_is_a_table_and_five_pictures(bench):
     table, pictures = explorer.tour(bench)
     assert [picture.name for picture in pictures] == [f"explore_{row.id}" for row in homework.QUESTIONS["q1"]]
     assert table.frame["percent"].tolist() == [row.percent for row in homework.QUESTIONS["q1"]]
     assert table.frame["measured_tok_s"].isna().all() and "emulated GPU" in table.caption
     peaks = [table.frame[f"predicted_peak_gpu_mem_gib{end}"] for end in ("_low", "", "_high")]
     assert (peaks[0] <= peaks[1]).all() and (peaks[1] <= peaks[2]).all()
-    held = table.frame["percent"].str.startswith("0 0")  # what copy threads hold is a range, shown as one
-    assert table.shown["Peak GPU mem, predicted (GiB)"][held].str.contains(" to ").all()
-    assert all(picture.png().startswith(PNG) for picture in (explorer.start(bench), pictures[0]))
 
 
-# ---- the controls ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sliders(tmp_path, monkeypatch):
-    """Sliders whose button measures without running anything: what the laboratory was asked for is in `asked`."""
-    made = explorer.Explorer(open_bench("emulated", tmp_path, repeats=1))
-    made.asked = []
-
-    def run(settings, output, *, fresh, say, on_phase):
-        made.asked.append((settings, made.measure.disabled))
-        on_phase("opt-mini: warm-up")
-        made.said = made.message.value
-        record = logged(made.bench, str(settings.split), ((0.1, 0.1),))
-        Log(output / results.LOG_NAME).append(record)
-        return lab.Sweep({"one": record})
-
-    monkeypatch.setattr(lab, "run", run)
-    return made
-
-
-def every_widget(widget):
-    yield widget
-    for child in getattr(widget, "children", ()):
-        yield from every_widget(child)
-
-
-def test_moving_a_slider_moves_all_that_depends_on_it_and_runs_nothing(sliders):
-    before = sliders.picture.value
-    sliders.controls["weights_gpu"].value = 80
-    assert sliders.controls["weights_cpu"].value == 20
-    assert "--percent 80 20 100 0 100 0" in sliders.command.value
-    assert sliders.picture.value != before and bytes(sliders.picture.value).startswith(PNG)
-    assert "disk 0 %" in sliders.split_label.value and "achieved" in sliders.split_label.value
-    sliders.controls["weights_cpu"].value = 5
-    assert "disk 15 %" in sliders.split_label.value
-    sliders.controls["gpu_batch_size"].value = 16
-    sliders.controls["num_gpu_batches"].value = 2
-    assert "16 × 2 = <b>32 sequences" in sliders.batch_label.value
-    assert [number.value for number in sliders.batch_numbers.values()] == ["16", "2"]
-    assert sliders.asked == []
-    sliders.reset.click()
-    assert sliders.state == sliders.bench.start and sliders.picture.value == before
-
-
-def test_there_is_one_picture_of_core_widgets_alone(sliders):
-    found = list(every_widget(sliders.box))
-    assert sum(isinstance(widget, widgets.Image) for widget in found) == 1
-    assert {widget._model_module for widget in found} == {"@jupyter-widgets/controls"}
-
-
-def test_a_machine_has_its_models_and_says_what_cannot_be_measured(sliders):
-    sliders.controls["machine"].value = "t4-colab"
-    assert sliders.controls["model"].value == "opt-1.3b" and "opt-mini" not in sliders.controls["model"].options
-    assert sliders.measure.disabled and "Predicted only" in sliders.message.value
-    assert "t4-colab" in sliders.headline.value and "emulated" not in sliders.headline.value
-    sliders.controls["machine"].value = EMULATED
-    assert sliders.controls["model"].value == "opt-mini" and not sliders.measure.disabled
-    assert "emulated" in sliders.headline.value
-
-
-def test_measuring_shows_the_measured_beside_the_predicted(sliders):
-    before = sliders.picture.value
-    assert "measured on the emulated GPU" not in sliders.table.value
-    sliders.measure.click()
-    ((settings, disabled),) = sliders.asked
-    assert settings == sliders.bench.start.settings and disabled
-    assert "warm-up" in sliders.said and not sliders.measure.disabled
-    assert "160 token/s" in sliders.message.value and "160" in sliders.table.value
-    assert "measured on the emulated GPU" in sliders.table.value and sliders.picture.value != before
-    sliders.controls["weights_gpu"].value = 30
-    assert sliders.view.measured is None and len(sliders.view.measured_splits) == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (KeyboardInterrupt(), "Stopped"),
-        (Refused("no <disk>"), "Not measured: no &lt;disk&gt;"),
-        (OSError(28, "No space left on device"), "No space left"),
-    ],
-)
-def test_what_stops_a_measurement_is_said_and_the_sliders_go_on(sliders, monkeypatch, error, said):
-    def run(*settings, **options):
-        raise error
-
-    monkeypatch.setattr(lab, "run", run)
-    sliders.measure.click()
-    assert said in sliders.message.value and not sliders.measure.disabled
-    sliders.controls["weights_gpu"].value = 10
-    assert sliders.state.settings.split.weights_gpu == 10
-
-
-def test_the_best_split_is_the_searchs_and_stays_this_machines(sliders):
-    sliders.best.click()
-    work = sliders.bench.start.settings.workload
-    found = search.best("opt-mini", sliders.bench.machines[EMULATED], work.prompt_len, work.gen_len)
-    assert sliders.state.settings == found.best.settings.model_copy(
-        update={"device": "emulated", "repeats": 1, "page_cache": "natural"}
-    )
-    assert f"{found.compared:,}" in sliders.message.value
-    assert f"{sliders.state.settings.workload.gpu_batch_size} ×" in sliders.batch_label.value
-    assert sliders.batch_numbers["gpu_batch_size"].value == str(sliders.state.settings.workload.gpu_batch_size)
-    sliders.reset.click()
-    assert sliders.state == sliders.bench.start
-
-
-def test_a_profile_of_an_earlier_version_is_said_and_the_ceilings_are_taken(tmp_path, monkeypatch):
+def test_a_damaged_profile_falls_back_to_its_ceilings(tmp_path, monkeypatch):
     here = Machine(name="NVIDIA H200", cpu="a CPU", cpu_count=16, ram_gib=128.0, gpu_mem_gib=139.8, platform="Linux")
     monkeypatch.setattr(lab, "describe_machine", lambda device: here)
     ceilings = MachineCeilings(
@@ -531,9 +377,15 @@ def test_a_profile_of_an_earlier_version_is_said_and_the_ceilings_are_taken(tmp_
     )
     (tmp_path / profiles.CEILINGS_NAME).write_text(ceilings.model_dump_json())
     (tmp_path / profiles.PROFILE_NAME).write_text('{"name": "NVIDIA H200", "gpu_mem_gib": 139.8}')
-    with pytest.warns(UserWarning, match="run notebook 00 again; its ceilings are taken"):
+    with pytest.warns(UserWarning, match="run notebook 00 again"):
         found = _measured_profile(tmp_path)
     assert found == profiles.from_ceilings(ceilings)
     (tmp_path / profiles.CEILINGS_NAME).write_bytes(b"\xff\x80")
     with pytest.warns(UserWarning, match="run notebook 00 again"):
         assert _measured_profile(tmp_path) is None
+
+
+def test_runs_are_found_however_often_they_were_repeated(bench):
+    settings = bench.start.settings
+    assert once(settings) == once(settings.replace(repeats=7)) != once(settings.replace(gen_len=9))
+    assert State(EMULATED, settings).where == EMULATED

@@ -1,17 +1,22 @@
-"""The sliders: what a split does, seen at once; measured at the press of a button.
+"""The sliders: what a split does, shown at once and measured at the press of a button.
 
-bench  what there is to explore: machines, models, and what was measured on them
-state  what is set, and what a move of one control makes of it
-split_map  throughput and fit at every split of the weights
-view   what a state shows: numbers and words, no picture
-lettering  text that is drawn quickly
-picture  the view as one picture
-panel  the controls around it, in the notebook
-tour  the same for where nothing moves
+Numbers, then pictures of them, then controls; a module imports only from those above it.
+
+state       what the controls are set to, what-if changes of the machine among it
+bench       the machines and models to explore, and the runs measured on them
+moves       the state after one control has moved
+split_map   throughput and fit at every split of the weights
+view        everything that is shown of a state, in numbers and words
+lettering   text that is drawn quickly
+drawing     a figure that redraws only what a move changes
+pictures    map_picture, frontier, overlap, roofline; and summary, the bars under them
+controls    the widgets
+sliders     the widgets at work
+tour        tables and pictures for where nothing moves
 """
 
 from helpers.explorer.bench import Bench, open_bench
-from helpers.explorer.panel import Explorer
+from helpers.explorer.sliders import Explorer
 from helpers.explorer.tour import start, tour
 
 __all__ = ["Bench", "Explorer", "open_bench", "start", "tour"]

@@ -1,16 +1,15 @@
-"""What there is to explore: machines, the models each can be asked about, and what was measured on them."""
+"""What there is to explore: machines, the models to run on each, and the runs measured there."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from helpers import homework, lab, models, results, runs
 from helpers.analysis import readers
-from helpers.analysis.values import Value, throughput
 from helpers.errors import Refused
 from helpers.explorer.state import State
 from helpers.machine import profiles
@@ -18,40 +17,26 @@ from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import PROFILES, T4_COLAB, MachineProfile
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
-from helpers.predict.rates import calibrate
-from helpers.predict.time_model import predict
 from helpers.report.tables import REFERENCE
 from helpers.results import Log, Machine, RunRecord
-from helpers.runs import from_record
+from helpers.runs import Run
 from helpers.settings import OffloadSplit, RunSettings
 
 EMULATED = f"emulated GPU ({EMULATED_T4.name})"
-# Splits whose measured runs may better the emulated profile, each showing another rate: a layer, the link, the disk.
-_CALIBRATED_ON = ("q1-1", "q1-2", "q1-5")
-# The hand-in's runs that t4-colab's rates are from (see its sources).
-_T4_COLAB_IS_FROM = ("q1-1", "q1-2", "q1-5", "q3-gpu-4bit")
+# The hand-in's runs that t4-colab's rates come from (see its sources).
+_T4_COLAB_CALIBRATED_ON = ("q1-1", "q1-2", "q1-5", "q3-gpu-4bit")
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run with figures: what it was, who measured it, token/s with the range of repeats, peak GPU memory."""
-
-    settings: RunSettings
-    kind: runs.Kind
-    source: str
-    throughput_tok_s: Value
-    peak_gpu_mem_gib: float | None
-
-    def is_of(self, settings: RunSettings) -> bool:
-        """Whether this is a run of these settings, however often it was repeated."""
-        return self.settings == settings.model_copy(update={"repeats": self.settings.repeats})
+def once(settings: RunSettings) -> RunSettings:
+    """The settings by which measured runs are found, however often each was repeated."""
+    return settings.model_copy(update={"repeats": 1})
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Machines by name; `here` is the one that runs are measured on, None where no profile describes it.
+    """Machines by name; `here` is the one that runs are measured on, None if no profile describes it.
 
-    `models`: what each machine can be asked about. `calibrated_on`: measured runs that a profile's rates are from.
+    `models`: the choice on each machine. `calibrated_on`: the runs that each machine's rates come from.
     """
 
     machines: dict[str, MachineProfile]
@@ -59,34 +44,33 @@ class Bench:
     here: str | None
     output: Path
     start: State
-    calibrated_on: tuple[RunSettings, ...] = ()
+    calibrated_on: dict[str, frozenset[RunSettings]]
 
     def device_of(self, machine: str) -> Literal["cuda", "emulated"]:
         return "emulated" if machine == EMULATED else "cuda"
 
-    def first_model(self, machine: str) -> str:
-        """What is shown of a machine that cannot be asked about the model at hand."""
-        return homework.MODEL[self.device_of(machine)]
+    def profile(self, state: State) -> MachineProfile:
+        return state.what_if.applied_to(self.machines[state.machine])
 
-    def measured(self, machine: str) -> tuple[MeasuredRun, ...]:
-        """What the log has of a machine, the last run of equal ones; of t4-colab, the quoted hand-in's figures."""
+    def measured(self, machine: str) -> Mapping[RunSettings, Run]:
+        """The latest run of each setting that the log has of this machine; for t4-colab, the hand-in's, quoted."""
         if machine == self.here:
-            return tuple(_logged(self.output, lab.describe_machine(self.device_of(machine))))
-        return tuple(_quoted()) if machine == T4_COLAB.name else ()
+            return _logged(self.output, lab.describe_machine(self.device_of(machine)))
+        return _quoted() if machine == T4_COLAB.name else {}
 
-    def was_calibrated_on(self, machine: str, settings: RunSettings) -> bool:
-        """Whether the machine's rates are from this very run, so that its prediction proves nothing."""
-        if machine not in (EMULATED, T4_COLAB.name):
-            return False
-        return any(settings == run.model_copy(update={"repeats": settings.repeats}) for run in self.calibrated_on)
+    def was_calibrated_on(self, state: State) -> bool:
+        """Whether the machine's rates come from this very run, so that its prediction proves nothing."""
+        return once(state.settings) in self.calibrated_on.get(state.machine, ())
 
-    def why_not_measurable(self, machine: str) -> str:
-        """Why runs on this machine cannot be measured here, in words; empty if they can."""
-        if machine == self.here:
+    def why_not_measurable(self, state: State) -> str:
+        """Why this can't be measured here; empty if it can."""
+        if state.what_if:
+            return "A hypothetical machine can't be measured: press Real machine first."
+        if state.machine == self.here:
             return ""
         if self.here is None:
-            return "To measure, run notebook 00 first: it makes the profile of this machine."
-        return f"Predicted only: what can be measured here is “{self.here}”."
+            return "To measure here, run notebook 00 first: it makes this machine's profile."
+        return f"Predicted only: this session measures on “{self.here}”."
 
 
 def open_bench(
@@ -98,39 +82,35 @@ def open_bench(
 ) -> Bench:
     """The machines with published profiles, and this one: the emulated GPU, or the GPU that notebook 00 measured.
 
-    Raises Refused for a model that FlexGen has none of, or a damaged profile.
+    Raises Refused for a model that FlexGen can't run.
     """
     machines = dict(PROFILES)
-    known = tuple(name for name, known in KNOWN_MODELS.items() if known not in SYNTHETIC_MODELS)
     wanted = models.resolve(model).name if model and not models.local_folder(model) else model
-    here = None
     hand_in = homework.plan("q1", "cuda") | homework.plan("q3", "cuda")
-    calibrated_on = tuple(hand_in[row] for row in _T4_COLAB_IS_FROM)
-    workload = homework.WORKLOAD[device]
+    calibrated_on = {T4_COLAB.name: frozenset(once(hand_in[row]) for row in _T4_COLAB_CALIBRATED_ON)}
+    here = None
     if device == "emulated":
-        here = EMULATED
-        where = lab.describe_machine(device)
-        machines[EMULATED], emulated_on = _calibrated(emulated_profile(where), tuple(_logged(output, where)))
-        calibrated_on += emulated_on
-    else:
-        measured = _measured_profile(output)
-        if measured:
-            here = f"this machine ({measured.name})"
-            machines[here] = measured
-    first = here or T4_COLAB.name
-    everywhere = tuple(dict.fromkeys((*known, wanted) if wanted and device == "cuda" else known))
-    of_machine = dict.fromkeys(machines, everywhere)
+        here, machines[EMULATED] = EMULATED, EMULATED_T4
+    elif measured := _measured_profile(output):
+        here = f"this machine ({measured.name})"
+        machines[here] = measured
+    known = tuple(name for name, shape in KNOWN_MODELS.items() if shape not in SYNTHETIC_MODELS)
+    choices = dict.fromkeys(machines, _with(known, wanted) if device == "cuda" else known)
     if device == "emulated":
-        of_machine[EMULATED] = tuple(dict.fromkeys((EMULATED_MODEL.name, wanted) if wanted else (EMULATED_MODEL.name,)))
+        choices[EMULATED] = _with((EMULATED_MODEL.name,), wanted)
     settings = RunSettings(
         model=wanted or homework.MODEL[device],
         split=OffloadSplit.parse("50 50 100 0 100 0"),
         device=device,
-        workload=workload,
+        workload=homework.WORKLOAD[device],
         page_cache=page_cache,
         repeats=repeats,
     )
-    return Bench(machines, of_machine, here, output, State(first, settings), calibrated_on)
+    return Bench(machines, choices, here, output, State(here or T4_COLAB.name, settings), calibrated_on)
+
+
+def _with(names: tuple[str, ...], another: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*names, another) if another else names))
 
 
 def _measured_profile(output: Path) -> MachineProfile | None:
@@ -139,102 +119,25 @@ def _measured_profile(output: Path) -> MachineProfile | None:
     try:
         kept = profiles.kept_in(output)
     except Refused as damaged:
-        warnings.warn(f"{damaged}; its ceilings are taken instead, if they are there", stacklevel=2)
+        warnings.warn(f"{damaged}; its ceilings are used instead if they are there", stacklevel=2)
         kept = None
     if kept is None and (output / profiles.CEILINGS_NAME).is_file():
         try:
             text = (output / profiles.CEILINGS_NAME).read_text(encoding="utf-8")
             kept = profiles.from_ceilings(MachineCeilings.model_validate_json(text))
-        except (Refused, ValueError):  # ceilings without a GPU's, of an older notebook, or no text
+        except (Refused, ValueError):  # ceilings of an older notebook, without a GPU's, or not text
             return None
     return kept if kept and kept.name == name else None
 
 
-# ---- what was measured ----------------------------------------------------------------------------------------------
-
-
-def _logged(output: Path, where: Machine) -> Iterator[MeasuredRun]:
-    """What the laboratory itself would take as known on this machine."""
+def _logged(output: Path, where: Machine) -> dict[RunSettings, Run]:
+    """The runs that the lab itself would accept as known on this machine."""
     latest: dict[str, RunRecord] = {}
     for record in Log(output / results.LOG_NAME):
-        if record.status == "done" and record.key == lab.run_key(record.settings, where):
+        if record.status == "done" and record.repeats and record.key == lab.run_key(record.settings, where):
             latest[record.key] = record
-    for record in latest.values():
-        if record.settings.debug_mode is None and record.repeats:
-            point = from_record(record.key, record)
-            yield MeasuredRun(record.settings, point.kind, point.source, throughput(point), point.peak_gpu_mem_gib)
+    return {once(record.settings): runs.from_record(record.key, record) for record in latest.values()}
 
 
-def _quoted() -> Iterator[MeasuredRun]:
-    for point in readers.read_csv(REFERENCE):
-        speed = throughput(point)
-        if speed and point.debug_mode is None:
-            settings = RunSettings(
-                model=point.model,
-                split=point.split,
-                workload=point.workload,
-                device="cuda",
-                compress_weight=point.compress_weight,
-            )
-            yield MeasuredRun(settings, point.kind, point.source, speed, point.peak_gpu_mem_gib)
-
-
-# ---- the emulated machine -------------------------------------------------------------------------------------------
-
-_TWO_CORES = "measured with opt-mini on two EPYC cores"
-
-
-def emulated_profile(where: Machine) -> MachineProfile:
-    """The machine that the emulated GPU plays, as the time model takes it: its links as they are paced, and a CPU
-    core in the place of the GPU."""
-    paced = f"the emulation's own pace ({EMULATED_T4.name})"
-    numbers = {
-        "gpu_mem_gib": (EMULATED_T4.gpu_mem_gib, "the emulation's own limit"),
-        "gpu_overhead_gib": (0.0, "there is no CUDA context"),
-        "gpu_mem_gb_s": (10.0, _TWO_CORES),
-        "gpu_fp16_tflop_s": (0.02, _TWO_CORES),
-        "dequantize_gb_s": (0.55, _TWO_CORES),
-        "layer_overhead_us": (790.0, _TWO_CORES),
-        "prefill_kernel_loading_s": (0.0, "there are no kernels to load"),
-        "decode_kernel_loading_s": (0.0, "there are no kernels to load"),
-        "h2d_gb_s": (EMULATED_T4.h2d_gb_s, paced),
-        "d2h_gb_s": (EMULATED_T4.h2d_gb_s, paced),
-        "cache_store_gb_s": (EMULATED_T4.h2d_gb_s, paced),
-        "cache_overhead_us": (0.0, "within layer_overhead_us"),
-        "host_copy_gb_s": (4.0, _TWO_CORES),
-        "page_cache_gb_s": (4.0, _TWO_CORES),
-        "file_overhead_us": (0.0, "within page_cache_gb_s"),
-        "cpu_attention_gb_s": (0.5, _TWO_CORES),
-        "relay_gb_s": (1.0, _TWO_CORES),
-        "disk_gb_s": (EMULATED_T4.disk_gb_s, paced),
-        "disk_write_gb_s": (EMULATED_T4.disk_gb_s, paced),
-        "host_ram_gib": (where.ram_gib, "this machine's"),
-        "host_overhead_gib": (0.5, "a process with torch, without CUDA"),
-        # The page cache of the emulated disk is none: its pace is kept whatever the machine's own holds.
-        "mapped_files_gib": (where.ram_gib, "the emulated disk keeps its pace: no page cache"),
-        "cublas_workspace_mib": (0.0, "there is no cuBLAS"),
-    }
-    return MachineProfile(
-        name=EMULATED,
-        sources={field: source for field, (_, source) in numbers.items()},
-        **{field: value for field, (value, _) in numbers.items()},
-    )
-
-
-def _calibrated(
-    profile: MachineProfile, measured: Sequence[MeasuredRun]
-) -> tuple[MachineProfile, tuple[RunSettings, ...]]:
-    """The profile with the rates that the sweep's measured runs show, and those runs; as it was if they show none."""
-    sweep = homework.plan("q1", "emulated")
-    taken: dict[str, tuple[RunSettings, float]] = {}
-    for row in _CALIBRATED_ON:
-        for run in measured:
-            if run.is_of(sweep[row]):
-                bottleneck = predict(run.settings, profile).bottleneck
-                taken.setdefault(bottleneck, (run.settings, run.throughput_tok_s.value))
-    if not taken:
-        return profile, ()
-    try:
-        return calibrate(profile, dict(taken.values())), tuple(settings for settings, _ in taken.values())
-    except Refused:  # a machine so unlike that no rate explains its runs
-        return profile, ()
+def _quoted() -> dict[RunSettings, Run]:
+    return {once(run.settings): run for run in readers.read_csv(REFERENCE)}

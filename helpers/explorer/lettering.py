@@ -1,9 +1,10 @@
-"""Text that is drawn quickly: a string's picture is kept, where matplotlib draws each glyph anew each time."""
+"""Text that is drawn quickly: each string's picture is kept, where matplotlib renders every glyph again."""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
@@ -13,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 
 class LetteringCanvas(FigureCanvasAgg):
-    """Agg's canvas, its text from kept pictures."""
+    """Agg's canvas, with its text from kept pictures."""
 
     _size: tuple[float, float, float] | None = None
 
@@ -25,15 +26,27 @@ class LetteringCanvas(FigureCanvasAgg):
 
 
 class _Renderer(RendererAgg):
-    def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None) -> None:
-        if ismath or angle:  # seldom here
+    def draw_text(
+        self,
+        gc: Any,
+        x: float,
+        y: float,
+        s: str,
+        prop: FontProperties,
+        angle: float,
+        ismath: bool | str = False,
+        mtext: Any = None,
+    ) -> None:
+        if ismath or angle:  # rare here
             super().draw_text(gc, x, y, s, prop, angle, ismath, mtext)
             return
         red, green, blue = (round(255 * part) for part in gc.get_rgb()[:3])
         picture, left, below = written(s, *self._font(prop), (red, green, blue))
         self.draw_image(gc, round(x) + left, self.height - round(y) - below, picture)
 
-    def get_text_width_height_descent(self, s, prop, ismath) -> tuple[float, float, float]:
+    def get_text_width_height_descent(
+        self, s: str, prop: FontProperties, ismath: bool | str
+    ) -> tuple[float, float, float]:
         if ismath:
             return super().get_text_width_height_descent(s, prop, ismath)
         left, top, right, bottom = _font(*self._font(prop)).getbbox(s, anchor="ls")
@@ -44,9 +57,9 @@ class _Renderer(RendererAgg):
         return str(findfont(prop)), self.points_to_pixels(prop.get_size_in_points())
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def written(text: str, file: str, size_px: float, colour: tuple[int, int, int]) -> tuple[NDArray[np.uint8], int, int]:
-    """A text as RGBA, its lowest row first as Agg takes it, and where: pixels right of its start and below its
+    """A text as RGBA, lowest row first as Agg expects it, and its place: pixels right of its start and below its
     baseline."""
     font = _font(file, size_px)
     left, top, right, bottom = (math.floor(edge) for edge in font.getbbox(text, anchor="ls"))
@@ -57,6 +70,6 @@ def written(text: str, file: str, size_px: float, colour: tuple[int, int, int]) 
     return picture, left, bottom
 
 
-@lru_cache
+@lru_cache(maxsize=64)
 def _font(file: str, size_px: float) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(file, size_px, layout_engine=ImageFont.Layout.BASIC)

@@ -1,4 +1,4 @@
-"""Every split of the weights at once: what is alike for many is worked out once."""
+"""Throughput and fit at every split of the weights, sharing what many splits have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.placement import place
 from helpers.predict.gpu_memory import peak_gpu_memory
-from helpers.predict.host_memory import host_memory, host_weights
+from helpers.predict.host_memory import host_memory
 from helpers.predict.search import all_placements
 from helpers.predict.tensors import (
     COPY_THREADS,
@@ -29,8 +29,10 @@ from helpers.settings import RunSettings
 
 @dataclass(frozen=True, eq=False)
 class SplitMap:
-    """Predicted token/s at every split of the weights, all else equal: arrays [GPU percent, CPU percent], NaN where
-    the two are over 100; `fits` says which fit the machine."""
+    """Predicted token/s at every split of the weights, all else equal, and whether it fits the machine.
+
+    Arrays [GPU percent, CPU percent]; NaN and False where the two add up to more than 100.
+    """
 
     tok_s: NDArray[np.float64]
     fits: NDArray[np.bool_]
@@ -39,8 +41,17 @@ class SplitMap:
     def range_tok_s(self) -> tuple[float, float]:
         return float(np.nanmin(self.tok_s)), float(np.nanmax(self.tok_s))
 
+    @property
+    def fastest(self) -> tuple[int, int] | None:
+        """GPU and CPU percent of the fastest split that fits; of those alike, the one with most on the GPU."""
+        if not self.fits.any():
+            return None
+        tok_s = np.where(self.fits, self.tok_s, 0.0)[::-1]
+        gpu, cpu = np.unravel_index(tok_s.argmax(), tok_s.shape)
+        return 100 - int(gpu), int(cpu)
 
-@lru_cache(maxsize=256)
+
+@lru_cache(maxsize=32)
 def split_map(settings: RunSettings, profile: MachineProfile) -> SplitMap:
     """Throughput and fit at all 5,151 splits of the weights: one prediction for each distinct placement."""
     model, work = settings.opt_model, settings.workload
@@ -54,7 +65,7 @@ def split_map(settings: RunSettings, profile: MachineProfile) -> SplitMap:
     return SplitMap(np.where(there, tok_s[which], np.nan), there & fitting[which])
 
 
-@lru_cache
+@lru_cache(maxsize=32)
 def _placement_of_split(model: OptModel) -> NDArray[np.int64]:
     """For each [GPU percent, CPU percent] the index of its placement in `all_placements`; -1 over 100."""
     index = {split: i for i, split in enumerate(all_placements(model))}
@@ -69,27 +80,27 @@ def _placement_of_split(model: OptModel) -> NDArray[np.int64]:
 
 
 def fit(settings: RunSettings, profile: MachineProfile) -> NDArray[np.bool_]:
-    """`search.fits` for each of `all_placements`, with stock copy buffers.
+    """`search.fits` for each of `all_placements`.
 
-    The peak with all weights on the GPU bounds the others: what else differs is the weights that live there, their
-    copies and what copy threads hold. Only a placement whose bounds leave it open is followed through the schedule.
+    The peak with all weights on the GPU bounds the others: they differ in the weights that live there, in copies of
+    those that don't, and in what copy threads hold. Only a placement that these bounds leave open is followed through
+    the schedule.
     """
     usable, workspace = profile.usable_gpu_bytes, profile.cublas_workspace_bytes
-    weights = _weights(settings.opt_model, settings.compress_weight, settings.pin_weight)
-    all_on_gpu = _with_split(settings, 100, 0)
-    peak = peak_gpu_memory(all_on_gpu, workspace)
+    weights = _weights(settings.opt_model, settings.compress_weight)
+    peak = peak_gpu_memory(with_split(settings, 100, 0), workspace)
     fewer = weights.on_gpu.max() - weights.on_gpu
     held = COPY_THREADS * np.maximum(weights.largest_read, _largest_of_cache(settings))
     fitting = peak.high_bytes - fewer + weights.loaded + held <= usable
     possible = peak.low_bytes - fewer <= usable
-    in_ram = host_memory(all_on_gpu).total_bytes + weights.in_ram <= profile.usable_host_bytes
-    splits = all_placements(settings.opt_model)
+    placements = [with_split(settings, *split) for split in all_placements(settings.opt_model)]
+    in_ram = np.array([host_memory(one).total_bytes <= profile.usable_host_bytes for one in placements])
     for i in np.flatnonzero(in_ram & possible & ~fitting):
-        fitting[i] = peak_gpu_memory(_with_split(settings, *splits[i]), workspace).high_bytes <= usable
+        fitting[i] = peak_gpu_memory(placements[i], workspace).high_bytes <= usable
     return fitting & in_ram
 
 
-def _with_split(settings: RunSettings, gpu: int, cpu: int) -> RunSettings:
+def with_split(settings: RunSettings, gpu: int, cpu: int) -> RunSettings:
     split = settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})
     return settings.model_copy(update={"split": split})
 
@@ -106,17 +117,16 @@ def _largest_of_cache(settings: RunSettings) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """Bytes of the weights at each of `all_placements`: those that live on the GPU; at most, the copies there of two
-    layers in a row, with what torch's allocator does not split off; the largest that a copy thread brings; in RAM."""
+    """Bytes of the weights at each of `all_placements`: those that live on the GPU; the most that copies of two
+    layers in a row take there, with what torch's allocator does not split off; the largest that a thread copies."""
 
     on_gpu: NDArray[np.int64]
     loaded: NDArray[np.int64]
     largest_read: NDArray[np.int64]
-    in_ram: NDArray[np.int64]
 
 
-@lru_cache
-def _weights(model: OptModel, compress: bool, pin: bool) -> _Weights:
+@lru_cache(maxsize=32)
+def _weights(model: OptModel, compress: bool) -> _Weights:
     lines = []
     for gpu, cpu in all_placements(model):
         layers = place(model, gpu, cpu, compress).layers
@@ -129,5 +139,5 @@ def _weights(model: OptModel, compress: bool, pin: bool) -> _Weights:
             largest_read = max([largest_read, *(size for tier, size in blocks if tier == "disk")])
         first, attention, mlp, last = loaded
         of_two = max(first + attention, attention + mlp, mlp + last, last + first)
-        lines.append((on_gpu, of_two, largest_read, sum(host_weights(model, gpu, cpu, compress, pin))))
+        lines.append((on_gpu, of_two, largest_read))
     return _Weights(*np.array(lines, dtype=np.int64).T)

@@ -101,8 +101,11 @@ def with_batch(settings: RunSettings, batch_size: int, batch_count: int) -> RunS
     return settings.model_copy(update={"workload": workload})
 
 
-def best(model: str, profile: MachineProfile, prompt_len: int, gen_len: int) -> SearchResult:
-    """The setting with the highest total throughput among those that fit the machine.
+def best(
+    model: str, profile: MachineProfile, prompt_len: int, gen_len: int, batch_limit: int | None = None
+) -> SearchResult:
+    """The setting with the highest total throughput among those that fit the machine, with at most `batch_limit`
+    sequences at a time.
 
     Compared: every distinct placement of the weights, fp16 and 4-bit weights and cache, the cache on GPU, CPU or
     disk, attention on GPU or CPU, weights pinned or not, 1 to 8 micro-batches of powers of two and of the largest
@@ -124,6 +127,8 @@ def best(model: str, profile: MachineProfile, prompt_len: int, gen_len: int) -> 
                 for family in families
             ]
         )
+        if batch_limit:
+            largest = np.minimum(largest, batch_limit // np.array(BATCH_COUNTS))
         sizes = np.empty((len(splits), len(BATCH_SIZES) + 1, len(BATCH_COUNTS)), dtype=np.int64)
         sizes[:, :-1, :] = np.array(BATCH_SIZES).reshape(1, -1, 1)
         sizes[:, -1, :] = np.maximum(largest, 1)

@@ -1,0 +1,405 @@
+"""The sliders at work: a move makes a state, a state a view, and a view everything that is shown."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from helpers import forecast, lab, options
+from helpers.analysis.values import plain
+from helpers.errors import Refused
+from helpers.explorer.bench import Bench
+from helpers.explorer.controls import BATCH_LIMITS, COLUMN_PX, button, make_controls, number, with_tooltip
+from helpers.explorer.drawing import WIDTH_PX, Drawing
+from helpers.explorer.frontier import FrontierPicture
+from helpers.explorer.map_picture import MapPicture
+from helpers.explorer.moves import moved
+from helpers.explorer.overlap import OverlapPicture
+from helpers.explorer.roofline import RooflinePicture
+from helpers.explorer.state import State, values
+from helpers.explorer.summary import Summary
+from helpers.explorer.tour import compared
+from helpers.explorer.view import View, view
+from helpers.predict import search
+from helpers.results import RunRecord
+from helpers.settings import SHORTEST_PROMPT, RunSettings
+
+PICTURES: dict[str, tuple[type[Drawing], str]] = {
+    "Map": (MapPicture, "Throughput and fit at every split of the weights"),
+    "Frontier": (FrontierPicture, "Latency against throughput, over every split and batch that fits"),
+    "Overlap": (OverlapPicture, "What loads, computes and stores at the same time"),
+    "Roofline": (RooflinePicture, "Throughput over the batch, under each part's own limit"),
+}
+ROWS_SHOWN = 10  # of measured runs
+ASK_ABOVE_S = 120.0
+FULL_PX = COLUMN_PX + WIDTH_PX + 12
+
+
+class Explorer:
+    """The controls, pictures and buttons of one bench. `fresh`: measure again what is already known.
+
+    Only the button Measure runs anything. It runs in the kernel's own thread with the controls disabled, so that
+    interrupting the kernel stops it.
+    """
+
+    def __init__(self, bench: Bench, fresh: bool = False) -> None:
+        self.bench, self.fresh = bench, fresh
+        self.state = bench.start
+        self._measured = {name: bench.measured(name) for name in bench.machines}
+        self._drawings: dict[type[Drawing], Drawing] = {}
+        self._listening = True
+        self._asked: RunSettings | None = None  # a long measurement that waits for a second press
+        self.controls = make_controls(bench)
+        self.numbers = {
+            name: number() for name in ("gpu_batch_size", "num_gpu_batches", "disk_gb_s", "h2d_gb_s", "host_ram_gib")
+        }
+        self.split_label, self.batch_label = widgets.HTML(), widgets.HTML()
+        self.headline, self.message, self.command, self.table = (widgets.HTML() for _ in range(4))
+        self.which = widgets.ToggleButtons(
+            options=tuple(PICTURES), tooltips=[why for _, why in PICTURES.values()], style={"button_width": "96px"}
+        )
+        self.picture, self.summary = (
+            widgets.Image(
+                format="png",
+                width=WIDTH_PX,
+                height=height,
+                layout=widgets.Layout(max_width="100%", object_fit="contain"),
+            )
+            for height in (MapPicture.height_px, Summary.height_px)
+        )
+        self.measure = button("Measure", "Run this setting here, through FlexGen", 176, "primary")
+        self.best = button("Best setting", "The fastest setting that fits this machine within the batch limit", 104)
+        self.batch_limit = with_tooltip(
+            widgets.Dropdown(
+                options=BATCH_LIMITS,
+                description="batch up to",
+                style={"description_width": "72px"},
+                layout=widgets.Layout(width="164px"),
+            ),
+            "The most sequences that the best setting may have at a time",
+        )
+        self.reset = button("Reset", "Back to where the sliders started", 72)
+        self.real = button("Real machine", "Drop every supposed rate and size", 110)
+        self.box = self._arranged()
+        for name, control in self.controls.items():
+            control.observe(self._on_move(name), names="value")
+        self.which.observe(lambda _: self._draw(self.view), names="value")
+        self.measure.on_click(lambda _: self._on_measure())
+        self.best.on_click(lambda _: self._find_best())
+        self.reset.on_click(lambda _: self.go_to(bench.start))
+        self.real.on_click(lambda _: self.go_to(State(self.state.machine, self.state.settings)))
+        self.go_to(bench.start)
+
+    def show(self) -> None:
+        """Put the sliders under the notebook's cell."""
+        display(self.box)
+
+    @property
+    def view(self) -> View:
+        """What the sliders show now."""
+        return view(self.state, self.bench, self._measured[self.state.machine])
+
+    # ---- from a move to what is shown ------------------------------------------------------------------------------
+
+    def go_to(self, state: State, message: str = "") -> None:
+        """Set every control to a state and show it, with a message or why it can't be measured."""
+        self.state, self._asked = state, None
+        shown = self.view
+        with self._not_listening():
+            self._set_controls()
+        self._draw(shown)
+        self.headline.value = _words(shown.headline, bool(shown.why_not), lines=3, width_px=WIDTH_PX - 10)
+        self.split_label.value = _split_words(shown)
+        self.batch_label.value = _batch_words(shown)
+        self.command.value = _command(shown)
+        self.table.value = self._table(shown)
+        why_not = self.bench.why_not_measurable(state)
+        self.measure.disabled = bool(why_not or shown.why_not)
+        self.measure.description, self.measure.button_style = self._offer(shown), "primary"
+        self._say(message or why_not)
+
+    def _on_move(self, name: str) -> Callable[[Any], None]:
+        def on_move(change: Any) -> None:
+            if self._listening:
+                self.go_to(moved(self.state, name, change["new"], self.bench))
+
+        return on_move
+
+    @contextmanager
+    def _not_listening(self) -> Iterator[None]:
+        """Controls that the code sets don't count as moved."""
+        self._listening = False
+        try:
+            yield
+        finally:
+            self._listening = True
+
+    def _draw(self, shown: View) -> None:
+        kind, _ = PICTURES[self.which.value]
+        for image, drawing in ((self.picture, kind), (self.summary, Summary)):
+            image.value = self._drawings.setdefault(drawing, drawing()).png(shown)
+
+    def _set_controls(self) -> None:
+        """Choices first, then values: a value is always one of its choices.
+
+        A searched batch may lie between two of its slider's choices; the slider then stands at the one below and the
+        number next to it tells. (Choices stay fixed: a front end answers new ones with a move of its own.)
+        """
+        state, set_to = self.state, values(self.state)
+        if tuple(self.controls["model"].options) != self.bench.models[state.machine]:
+            self.controls["model"].options = self.bench.models[state.machine]
+        positions = state.settings.opt_model.max_positions
+        self.controls["prompt_len"].max = positions - 1
+        self.controls["gen_len"].max = positions - SHORTEST_PROMPT
+        machine = self.bench.machines[state.machine]
+        for name, label in self.numbers.items():
+            if name in ("gpu_batch_size", "num_gpu_batches"):
+                label.value = str(set_to[name])
+                set_to[name] = max(choice for choice in self.controls[name].options if choice <= set_to[name])
+            else:
+                unit = "GiB" if name == "host_ram_gib" else "GB/s"
+                supposed = set_to[name] > 0
+                figure = f"{plain(set_to[name] if supposed else getattr(machine, name))} {unit}"
+                label.value = f'<b style="color:#B34700">{figure}</b>' if supposed else figure
+        for name, value in set_to.items():
+            if self.controls[name].value != value:
+                self.controls[name].value = value
+        self.controls["cpu_cache_compute"].disabled = set_to["cache"] == "GPU"
+        self.real.disabled = not state.what_if
+
+    def _table(self, shown: View) -> str:
+        """This state first, then the measured runs of its model, the latest first."""
+        runs = [
+            settings
+            for settings, run in reversed(list(self._measured[self.state.machine].items()))
+            if settings.model == self.state.settings.model and run is not shown.run and run.total_throughput_tok_s
+        ][:ROWS_SHOWN]
+        measured = self._measured[self.state.machine]
+        views = [shown] + [view(State(self.state.machine, one), self.bench, measured) for one in runs]
+        caption = f"Predicted next to measured: {self.state.settings.model} on {self.state.machine}, this setting first"
+        return _html(caption, compared("measured", caption, views, self.bench).shown)
+
+    def _say(self, text: str, wrong: bool = False) -> None:
+        self.message.value = _words(text, wrong, lines=2, width_px=FULL_PX - 10)
+
+    # ---- the buttons -----------------------------------------------------------------------------------------------
+
+    def _offer(self, shown: View) -> str:
+        """What the button Measure says: how long it will take."""
+        if self.measure.disabled:
+            return "Measure"
+        if shown.run and not self.fresh:
+            return "Measured already"
+        return f"Measure ({forecast.in_words(shown.measuring_s)})"
+
+    def _on_measure(self) -> None:
+        """Measure, or if that takes long ask first: the second press then measures."""
+        shown = self.view
+        known = shown.run and not self.fresh
+        if known or shown.measuring_s <= ASK_ABOVE_S or self._asked == self.state.settings:
+            self._measure()
+            return
+        self._asked = self.state.settings
+        work = self.state.settings.workload
+        self.measure.description = f"Yes, {forecast.in_words(shown.measuring_s).removeprefix('about ')}"
+        self.measure.button_style = "warning"
+        self._say(
+            f"This will take {forecast.in_words(shown.measuring_s)}: {work.effective_batch:,} sequences, "
+            f"{self.state.settings.repeats} repeats. Press again to start, or move any slider to forget it.",
+            wrong=True,
+        )
+
+    def _measure(self) -> None:
+        """Run the state through the lab, with its progress, and show the result."""
+        with self._busy("Measuring ..."):
+            try:
+                sweep = lab.run(
+                    self.state.settings,
+                    self.bench.output,
+                    fresh=self.fresh,
+                    say=self._say_running,
+                    on_phase=self._say_running,
+                )
+            except KeyboardInterrupt:
+                said, wrong = "Stopped.", True
+            except (Refused, OSError) as error:
+                said, wrong = f"Not measured: {error}", True
+            else:
+                said, wrong = _outcome(*sweep.records.values())
+        self._measured[self.state.machine] = self.bench.measured(self.state.machine)
+        self.go_to(self.state)
+        self._say(said, wrong)
+
+    def _say_running(self, what: str) -> None:
+        self._say(f"Measuring {what} ... The sliders wait until it is done; interrupt the kernel to stop it.")
+
+    def _find_best(self) -> None:
+        """Go to the fastest setting within the batch limit, for these prompt and text lengths, and say what changed."""
+        before, limit = self.state, self.batch_limit.value
+        work = before.settings.workload
+        with self._busy("Comparing every setting ..."):
+            try:
+                found = search.best(
+                    before.settings.model, self.bench.profile(before), work.prompt_len, work.gen_len, batch_limit=limit
+                )
+            except Refused as error:
+                self._say(str(error), wrong=True)
+                return
+        kept = {name: getattr(before.settings, name) for name in ("device", "page_cache", "repeats")}
+        settings = found.best.settings.replace(**kept)
+        within = f" with batches up to {limit}" if limit else ""
+        self.go_to(
+            State(before.machine, settings, before.what_if),
+            f"Best of {found.compared:,} settings{within}: {found.limit}. It {_changes(before.settings, settings)}.",
+        )
+
+    @contextmanager
+    def _busy(self, text: str) -> Iterator[None]:
+        """Say what is going on, and disable every control meanwhile."""
+        self._say(text)
+        buttons = (self.measure, self.best, self.batch_limit, self.reset, self.real, self.which)
+        movable = (*self.controls.values(), *buttons)
+        before = [control.disabled for control in movable]
+        for control in movable:
+            control.disabled = True
+        try:
+            yield
+        finally:
+            for control, disabled in zip(movable, before):
+                control.disabled = disabled
+
+    # ---- the layout ------------------------------------------------------------------------------------------------
+
+    def _arranged(self) -> widgets.Widget:
+        """Sliders at the left, pictures at the right, and above them what applies to both."""
+
+        def row(*names: str) -> widgets.HBox:
+            """A slider with the number next to it, or controls side by side."""
+            items = [item for name in names for item in (self.controls[name], self.numbers.get(name)) if item]
+            return widgets.HBox(items, layout=widgets.Layout(width=f"{COLUMN_PX}px", overflow="hidden"))
+
+        def heading(text: str) -> widgets.HTML:
+            return widgets.HTML(f'<b style="line-height:1.5">{text}</b>')
+
+        what_if = widgets.HBox(
+            [heading("What if the machine had (hypothetical)"), self.real],
+            layout=widgets.Layout(width=f"{COLUMN_PX}px", justify_content="space-between", align_items="center"),
+        )
+        left = widgets.VBox(
+            [
+                *(self.controls[name] for name in ("weights_gpu", "weights_cpu")),
+                self.split_label,
+                row("cache", "activations"),
+                row("gpu_batch_size"),
+                row("num_gpu_batches"),
+                self.batch_label,
+                *(self.controls[name] for name in ("prompt_len", "gen_len")),
+                row("compress_weight", "compress_cache"),
+                row("pin_weight", "cpu_cache_compute"),
+                row("fitted_buffers", "direct_reader"),
+                row("overlap", "cold"),
+                what_if,
+                row("disk_gb_s"),
+                row("h2d_gb_s"),
+                row("host_ram_gib"),
+            ],
+            layout=widgets.Layout(flex=f"0 0 {COLUMN_PX + 4}px", overflow="hidden"),
+        )
+        right = widgets.VBox(
+            [self.headline, self.which, self.picture, self.summary],
+            layout=widgets.Layout(flex="1 1 auto", min_width="0", max_width=f"{WIDTH_PX + 8}px", overflow="hidden"),
+        )
+        top = widgets.HBox(
+            [
+                *(self.controls[name] for name in ("machine", "model")),
+                self.measure,
+                self.best,
+                self.batch_limit,
+                self.reset,
+            ],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="center"),
+        )
+        side_by_side = widgets.HBox([left, right], layout=widgets.Layout(flex_flow="row nowrap"))
+        return widgets.VBox([top, self.message, side_by_side, self.command, self.table])
+
+
+def _outcome(record: RunRecord) -> tuple[str, bool]:
+    """What came of a run, and whether it failed."""
+    if record.failure or record.total_throughput_tok_s is None:
+        failure = record.failure
+        return f"The run failed ({failure.kind}): {failure.message}" if failure else "The run has no figures.", True
+    return (
+        f"{record.kind[0].upper()}{record.kind[1:]}: {plain(record.total_throughput_tok_s)} token/s, recorded "
+        f"{record.started_at}; the table's first row has it next to the prediction."
+    ), False
+
+
+def _changes(before: RunSettings, after: RunSettings) -> str:
+    """Which options differ between two settings, for "It ..."."""
+    changed = [
+        f"{one.option.flag or one.name} {one.value_in(before)} → {one.value_in(after)}"
+        for one in options.declared(RunSettings)
+        if one.value_in(before) != one.value_in(after)
+    ]
+    return f"changes {', '.join(changed)}" if changed else "changes nothing"
+
+
+# ---- words as HTML --------------------------------------------------------------------------------------------------
+
+
+def _words(text: str, wrong: bool, lines: int, width_px: int) -> str:
+    """Words in a place of fixed height, so that nothing moves when they change."""
+    colour = "color:#B34700;" if wrong else ""
+    height = f"height:{1.35 * lines:.2f}em;overflow-y:auto"
+    return f'<div style="line-height:1.35;{height};max-width:{width_px}px;{colour}">{html.escape(text)}</div>'
+
+
+def _under_sliders(text: str) -> str:
+    style = "line-height:1.35;height:1.35em;overflow:hidden;white-space:nowrap;padding-left:8px"
+    return f'<div style="{style};width:{COLUMN_PX - 16}px">{text}</div>'
+
+
+def _split_words(shown: View) -> str:
+    """The disk's share, and what FlexGen makes of the three."""
+    achieved = " + ".join(
+        f"{share.achieved_percent:.1f} % {tier if tier == 'disk' else tier.upper()}"
+        for tier, share in shown.weights.items()
+        if share.achieved_bytes
+    )
+    return _under_sliders(f"disk {shown.weights['disk'].asked_percent} % (the rest); achieved: <b>{achieved}</b>")
+
+
+def _batch_words(shown: View) -> str:
+    work = shown.settings.workload
+    return _under_sliders(
+        f"{work.gpu_batch_size} × {work.num_gpu_batches} = <b>{work.effective_batch} sequences</b> at a time"
+    )
+
+
+def _command(shown: View) -> str:
+    return (
+        f'<div style="line-height:1.35;max-width:{FULL_PX}px">FlexGen\'s command line:'
+        '<pre style="white-space:pre-wrap;user-select:all;margin:2px 0 6px 0;padding:6px;min-height:2.8em;'
+        f'background:rgba(128,128,128,0.12)">{html.escape(shown.settings.flexgen_command)}</pre></div>'
+    )
+
+
+def _html(caption: str, frame: Any) -> str:
+    """A table with one line for each row."""
+    cell = "padding:2px 7px;text-align:left;vertical-align:bottom;border-bottom:1px solid rgba(128,128,128,0.3)"
+    head = "".join(f'<th style="{cell}">{html.escape(str(name))}</th>' for name in frame.columns)
+    lines = [
+        f"<tr{' class=explorer-this' if not i else ''}>"
+        + "".join(f'<td style="{cell};white-space:nowrap">{html.escape(str(text))}</td>' for text in line)
+        + "</tr>"
+        for i, line in enumerate(frame.values.tolist())
+    ]
+    return (
+        f'<div style="max-width:{FULL_PX}px;overflow-x:auto;line-height:1.3">{html.escape(caption)}.'
+        f'<table style="border-collapse:collapse;font-size:11px"><tr>{head}</tr>{"".join(lines)}</table></div>'
+    )
