@@ -184,6 +184,16 @@ def _range(values: Iterable[float]) -> tuple[float, float] | None:
     return (min(values), max(values)) if len(values) > 1 else None
 
 
+def samples_within(disk: DiskSeries, windows_s: Iterable[tuple[float, float]]) -> list[int]:
+    """Indices of the samples within each window or, for a window too short to hold one, those that overlap it."""
+    inside: list[int] = []
+    for start, stop in windows_s:
+        touching = [i for i, end in enumerate(disk.time_s) if end > start and end - disk.interval_s < stop]
+        within = [i for i in touching if disk.time_s[i] - disk.interval_s >= start and disk.time_s[i] <= stop]
+        inside += within or touching
+    return inside
+
+
 def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str, Any]:
     """Peaks over the samples within a repeat or, for a repeat too short to hold one, those that overlap it. Anything
     read before the run doesn't count. A peak rate is at least the repeat's mean rate."""
@@ -195,11 +205,7 @@ def _disk_peaks(disk: DiskSeries | None, repeats: Sequence[Repeat]) -> dict[str,
     }
     if disk is None:
         return dict.fromkeys(columns)
-    inside: list[int] = []
-    for start, stop in ((repeat.started_s, repeat.ended_s) for repeat in repeats):
-        touching = [i for i, end in enumerate(disk.time_s) if end > start and end - disk.interval_s < stop]
-        within = [i for i in touching if disk.time_s[i] - disk.interval_s >= start and disk.time_s[i] <= stop]
-        inside += within or touching
+    inside = samples_within(disk, [(repeat.started_s, repeat.ended_s) for repeat in repeats])
     peaks: dict[str, float | None] = {}
     for name, column in columns.items():
         values = [getattr(disk, column)[i] for i in inside]

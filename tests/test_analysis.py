@@ -11,7 +11,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from factories import T4, changed
 from helpers import analysis
-from helpers.analysis.values import Value, in_line, listed, nearest_power_of_ten, plain, seconds, size
+from helpers.analysis.values import Value, in_line, listed, plain, seconds, size
 from helpers.homework import DISK, QUESTIONS
 from helpers.predict import gpu_memory
 from helpers.settings import OffloadSplit, RunSettings, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers.analysis.disk_reads import DiskReads, of_point
+from helpers.analysis.disk_reads import DiskReads, reads_of
 from helpers.analysis.matching import Rows, homework_rows
 from helpers.analysis.values import (
     EMULATED,
@@ -86,7 +86,7 @@ def analyze(points: Iterable[Run]) -> DiskReaders:
 
 def _run(row: Row, rows: Rows) -> ReaderRun:
     point = (rows.by_id | rows.extras)[row.id]
-    return ReaderRun(row, point, of_point(f"{NAMES[row.id]} reader", point, rows))
+    return ReaderRun(row, point, reads_of(f"{NAMES[row.id]} reader", point, rows))
 
 
 def _in_words(answer: DiskReaders) -> str:

@@ -181,7 +181,10 @@ class _Campaign:
     def _batches(self) -> tuple[QuestionRow, ...]:
         found = self._where(lambda r: r.split == _DISK_SPLIT and not r.compress_weight and r.debug_mode is None)
         found.sort(key=lambda run: run.workload.gpu_batch_size)
-        return tuple(self._row(r, str(r.workload.gpu_batch_size), f"batch {r.workload.gpu_batch_size}") for r in found)
+        return tuple(
+            self._row(r, str(r.workload.gpu_batch_size), f"100 % disk, batch {r.workload.gpu_batch_size}")
+            for r in found
+        )
 
     def _compression(self) -> tuple[QuestionRow, ...]:
         signs = {(100, 0): "(α)", (0, 0): "(β)"}
@@ -189,7 +192,11 @@ class _Campaign:
         compressed |= {OffloadSplit.parse(row.percent).percent for row in QUESTIONS["q3"]}
         found = self._where(lambda run: self._is_plain(run) and run.split.percent in compressed)
         return tuple(
-            self._row(run, signs.get((run.split.weights_gpu, run.split.weights_cpu), _short(run.split)))
+            self._row(
+                run,
+                signs.get((run.split.weights_gpu, run.split.weights_cpu), _short(run.split)),
+                split_in_words(run.split) + (", 4-bit weights" if run.compress_weight else ""),
+            )
             for run in found
         )
 

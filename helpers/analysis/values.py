@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from helpers.analysis.matching import Rows
+from helpers.analysis.matching import QuestionRow, Rows
 from helpers.homework import QUESTIONS
 from helpers.runs import Run
 
-# The emulation paces both links: where a read comes from makes no difference to its times.
+# The emulation paces both links, so page cache makes no difference to its times.
 EMULATED = "measured on the emulated GPU"
-# Figures without repeats: a smaller relative difference is not called one (rounded figures hide as much).
+# Relative differences below this count as equal: rounded figures hide as much.
 SAME_WITHIN = 0.02
-# From this ratio on orders of magnitude are spoken of.
-FAR = 10.0
-# Two ratios nearer than this are called close.
+# Ratios closer than this count as close.
 CLOSE_WITHIN = 0.10
+NUMBER = r"\d[\d,.]*"
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,8 @@ class Value:
             self.high / other.low if other.low else self.value / other.value,
         )
 
-    def scaled(self, factor: float) -> Value:
-        return Value(self.value * factor, self.low * factor, self.high * factor)
-
     def differs_from(self, other: Value) -> bool:
-        """Whether a difference may be called one: outside both ranges, and outside SAME_WITHIN."""
+        """Whether the ranges are apart, and by more than SAME_WITHIN."""
         if self.low <= other.high and other.low <= self.high:
             return False
         return abs(self.value - other.value) > SAME_WITHIN * max(abs(self.value), abs(other.value))
@@ -62,35 +59,66 @@ class Value:
             return True
         return abs(self.value - other.value) <= CLOSE_WITHIN * max(self.value, other.value)
 
+    @property
+    def interval(self) -> Interval:
+        """Where the figure lies: the range of its repeats, and at least SAME_WITHIN wide."""
+        margin = SAME_WITHIN / 2
+        return Interval(min(self.low, self.value * (1 - margin)), max(self.high, self.value * (1 + margin)))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bounds of a quantity that the figures don't pin down; `high` may be infinite."""
+
+    low: float
+    high: float = math.inf
+
+    def under(self, dividend: float) -> Interval:
+        """dividend / self: bytes at a rate become seconds."""
+        return Interval(dividend / self.high, dividend / self.low if self.low else math.inf) if dividend else ZERO
+
+    def words(self, put: Callable[[float], str]) -> str:
+        """10 to 18 GB/s, at least 10 GB/s, or 10 GB/s where both ends read the same."""
+        low, high = put(self.low), put(self.high) if self.high < math.inf else ""
+        if not high:
+            return f"at least {low}"
+        if not self.low:
+            return f"at most {high}"
+        if low == high:
+            return low
+        number, unit = low.rpartition(" ")[::2]
+        return f"{number} to {high}" if number and high.endswith(f" {unit}") else f"{low} to {high}"
+
+
+ZERO = Interval(0.0, 0.0)
+
 
 def ratio(a: Value | None, b: Value | None) -> Value | None:
     """a / b, or None where either is not known or b is 0."""
     return a.over(b) if a and b and b.value else None
 
 
-def throughput(point: Run | None) -> Value | None:
-    """Token/s of a point that has it."""
-    if point is None:
+def throughput(run: Run | None) -> Value | None:
+    """Token/s of a run that has it."""
+    if run is None:
         return None
-    if point.total_throughput_tok_s:
-        return Value.of(point.total_throughput_tok_s, point.total_throughput_tok_s_range)
-    if point.latency_s:
-        return Value.of(point.workload.generated_tokens).over(latency(point))
-    return None
+    if run.total_throughput_tok_s:
+        return Value.of(run.total_throughput_tok_s, run.total_throughput_tok_s_range)
+    time = latency(run)
+    return Value.of(run.workload.generated_tokens).over(time) if time else None
 
 
-def latency(point: Run | None) -> Value | None:
-    """Seconds of one generation of a point that has them."""
-    if point is None or not point.latency_s:
+def latency(run: Run | None) -> Value | None:
+    """Seconds of one generation of a run that has them."""
+    if run is None or not run.latency_s:
         return None
-    return Value.of(point.latency_s, point.wall_time_s_range)
+    return Value.of(run.latency_s, run.wall_time_s_range)
 
 
-def pass_time(point: Run | None) -> Value | None:
-    """Seconds of a forward pass (the prefill is one of them), from the throughput, so that it agrees with
-    ratios of throughputs."""
-    speed = throughput(point)
-    return Value.of(point.workload.effective_batch).over(speed) if speed else None
+def pass_time(run: Run | None) -> Value | None:
+    """Seconds of a forward pass (the prefill is one), from the throughput, to agree with ratios of throughputs."""
+    speed = throughput(run)
+    return Value.of(run.workload.effective_batch).over(speed) if run and speed else None
 
 
 @dataclass(frozen=True)
@@ -146,12 +174,21 @@ def gaps(rows: Rows, question: str) -> tuple[str, ...]:
                 f"{row.name}: {plain(run.wall_time_s)} s at {plain(run.total_throughput_tok_s)} token/s is not the "
                 f"{run.workload.generated_tokens} tokens of its workload; times here follow the throughput."
             )
-    disturbed: dict[str, list[str]] = {}
-    for row in shown:
-        if row.disturbance:
-            disturbed.setdefault(row.disturbance, []).append(row.label)
-    sentences += [f"Disturbed: {listed(labels)} ({what})." for what, labels in disturbed.items()]
-    return tuple(sentences)
+    return (*sentences, *_disturbed(shown, "batch " if question == "q2" else ""))
+
+
+def _disturbed(rows: Iterable[QuestionRow], prefix: str) -> list[str]:
+    """One sentence for each kind of disturbance, with the rows and their figures."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        for what in filter(None, row.disturbance.split("; ")):
+            figure = re.search(NUMBER, what)
+            kind = re.sub(NUMBER, "{}", what, count=1)
+            found.setdefault(kind, []).append((prefix + row.label, figure[0] if figure else ""))
+    return [
+        f"Disturbed: {listed(label for label, _ in each)} ({kind.format(listed(dict.fromkeys(f for _, f in each)))})."
+        for kind, each in found.items()
+    ]
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
@@ -171,7 +208,7 @@ def listed(items: Iterable[str]) -> str:
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """A number to `digits` significant digits, never with an exponent: 0.0054, 35.5, 6,740."""
+    """A number to `digits` significant digits, without an exponent: 0.0054, 35.5, 6,740."""
     if value == 0:
         return "0"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
@@ -219,16 +256,17 @@ def gib(value: float) -> str:
     return plain(value) if value < 0.1 else f"{value:,.3f}"
 
 
-def nearest_power_of_ten(value: float) -> float:
-    """1, 10, 100 ..., whichever is nearest: 39 is of the order of 10, 63 of the order of 100."""
-    below = 10.0 ** math.floor(math.log10(value))
-    return below if value < 5.5 * below else 10 * below
+def orders(low: float, high: float | None = None) -> str:
+    """A factor of at least 10 as orders of magnitude: 6,737 is about 4; 39 to 72 is more than one."""
+    exponents = [math.log10(factor) for factor in (low, high or low) if factor < math.inf]
+    nearest = {round(exponent) for exponent in exponents}
+    if len(nearest) == 1 and high != math.inf and all(abs(e - round(e)) <= 0.2 for e in exponents):
+        return f"about {_count(nearest.pop())}"
+    return f"more than {_count(math.floor(exponents[0]))}"
 
 
-def orders(ratio: float) -> str:
-    """A ratio as orders of magnitude, rounded and as it is: 6,737 times are about 4, 10^3.8."""
-    exponent = math.log10(ratio)
-    return f"about {exponent:.0f} order{'s' if exponent >= 1.5 else ''} of magnitude (10^{exponent:.1f})"
+def _count(number: int) -> str:
+    return "one order of magnitude" if number == 1 else f"{number} orders of magnitude"
 
 
 def percent(share: float) -> str:

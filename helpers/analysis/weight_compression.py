@@ -5,237 +5,200 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helpers.analysis.disk_reads import DiskReads, of_point
-from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.values import (
-    EMULATED,
-    Answer,
-    Part,
-    Value,
-    gaps,
-    pass_time,
-    plain,
-    ratio,
-    seconds,
-    size,
-    throughput,
-    times,
-    uncapital,
-)
+from helpers.analysis.disk_reads import DiskReads, reads_of
+from helpers.analysis.matching import QuestionRow, Rows, homework_rows
+from helpers.analysis.values import Answer, Part, Value, gaps, pass_time, plain, seconds, size, throughput, times
 from helpers.runs import Run
 
-SCENARIOS = (("(α)", "100 % GPU", "q1-1", "q3-gpu-4bit"), ("(β)", "100 % disk", "q1-5", "q3-disk-4bit"))
+SAME_SHARE = 0.05  # shares from disk this close count as the same page cache
 
 
 @dataclass(frozen=True)
 class Change:
-    """One scenario without and with --compress-weight; None where a row is missing."""
+    """One split without and with --compress-weight; both runs have figures. Times are seconds of a pass."""
 
-    sign: str
-    scenario: str
-    ratio: Value | None  # throughput with / without
-    seconds_saved: float | None  # a pass; negative: it costs
-    pass_before_s: float | None
-    bytes_before: int | None  # of weights that a pass moves to the GPU
-    bytes_after: int | None
+    without: QuestionRow
+    compressed: QuestionRow
+    ratio: Value  # throughput with / without
+    pass_before_s: Value
+    pass_after_s: Value
+    reads_before: DiskReads | None
+    reads_after: DiskReads | None
 
     @property
-    def direction(self) -> str | None:
-        if self.ratio is None:
-            return None
+    def label(self) -> str:
+        return self.without.label
+
+    @property
+    def direction(self) -> str:
         if self.ratio.exceeds(Value.of(1.0)):
             return "faster"
         return "slower" if Value.of(1.0).exceeds(self.ratio) else "unchanged"
 
     @property
-    def factor(self) -> float:
-        """The change as a factor of at least 1, whichever its direction."""
-        return max(self.ratio.value, 1 / self.ratio.value)
+    def seconds_saved(self) -> float:
+        """Negative where compression costs time."""
+        return self.pass_before_s.value - self.pass_after_s.value
+
+    @property
+    def bytes_before(self) -> int:
+        return self.without.run.placement.host_to_device_bytes_per_pass
+
+    @property
+    def bytes_after(self) -> int:
+        return self.compressed.run.placement.host_to_device_bytes_per_pass
+
+    @property
+    def byte_ratio(self) -> float:
+        """How much smaller the stored weights get."""
+        return self.without.run.placement.total_bytes / self.compressed.run.placement.total_bytes
+
+    @property
+    def page_cache(self) -> int | None:
+        """Which run's reads page cache served more: 1 the compressed one's, -1 the other's, 0 neither; None: unknown.
+
+        The emulation paces its disk tier, so there page cache makes no difference.
+        """
+        before, after = self.reads_before, self.reads_after
+        if before is None or after is None or before.paced:
+            return 0
+        if before.share_from_disk is not None and after.share_from_disk is not None:
+            difference = before.share_from_disk - after.share_from_disk
+            return 0 if abs(difference) < SAME_SHARE else 1 if difference > 0 else -1
+        if after.partly_cached != before.partly_cached and "unknown" not in (before.verdict, after.verdict):
+            return 1 if after.partly_cached else -1
+        return None
+
+    @property
+    def dominates(self) -> str | None:
+        """Whether the cost of dequantization or the saving of bytes decides the direction; None: neither shows, or
+        something else may decide it."""
+        if self.direction == "faster" and self.bytes_before:
+            return "saving"
+        return "cost" if self.direction == "slower" and self.page_cache in (0, 1) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightCompression(Answer):
-    """The two changes, and the ratio of stored bytes, behind the answer to question 3."""
+    """The changes behind the answer to question 3, one for each split that has both runs."""
 
-    gpu: Change
-    disk: Change
-    byte_ratio: float | None
+    changes: tuple[Change, ...]
+
+    def change(self, label: str) -> Change | None:
+        """(α), (β) or another split's label."""
+        return next((change for change in self.changes if change.label == label), None)
+
+    @property
+    def gpu(self) -> Change | None:
+        return self.change("(α)")
+
+    @property
+    def disk(self) -> Change | None:
+        return self.change("(β)")
+
+    @property
+    def byte_ratio(self) -> float | None:
+        return self.changes[0].byte_ratio if self.changes else None
 
 
-def analyze(points: Iterable[Run]) -> WeightCompression:
-    """The answer to question 3 from whichever of its four rows are there."""
-    rows = homework_rows(points)
-    gpu, disk = (_change(rows, *scenario) for scenario in SCENARIOS)
-    byte_ratio = _byte_ratio(rows)
+def analyze(runs: Iterable[Run]) -> WeightCompression:
+    """The answer to question 3 from whichever splits have a run without and one with 4-bit weights."""
+    rows = homework_rows(runs)
+    shown = [row for row in rows.question("q3") if row.done and throughput(row.run)]
+    plain_rows = {row.label: row for row in shown if not row.run.compress_weight}
+    changes = tuple(
+        _change(plain_rows[row.label], row, rows)
+        for row in shown
+        if row.run.compress_weight and row.label in plain_rows
+    )
+    answer = WeightCompression(question="q3", parts=(), gaps=gaps(rows, "q3"), changes=changes)
     return WeightCompression(
-        question="q3",
-        gaps=gaps(rows, "q3"),
-        gpu=gpu,
-        disk=disk,
-        byte_ratio=byte_ratio,
-        parts=(
-            Part("Direction and size of the change", "", " ".join(_direction(change) for change in (gpu, disk))),
-            Part(
-                "(a) What does compression save, what does it cost, and which dominates?",
-                "",
-                _saves_and_costs(rows, gpu, disk),
-            ),
-            Part(
-                "(b) Why is the change not the compression ratio?", "", _not_the_byte_ratio(rows, gpu, disk, byte_ratio)
-            ),
-        ),
+        question="q3", parts=(_costs(answer), _magnitude(answer)), gaps=answer.gaps, changes=changes
     )
 
 
-def _change(rows: Rows, sign: str, scenario: str, before_id: str, after_id: str) -> Change:
-    before, after = rows.done(before_id), rows.done(after_id)
-    both = pass_time(before) and pass_time(after)
-    return Change(
-        sign,
-        scenario,
-        ratio(throughput(after), throughput(before)),
-        pass_time(before).value - pass_time(after).value if both else None,
-        pass_time(before).value if both else None,
-        before.placement.host_to_device_bytes_per_pass if before else None,
-        after.placement.host_to_device_bytes_per_pass if after else None,
-    )
+def _change(without: QuestionRow, compressed: QuestionRow, rows: Rows) -> Change:
+    before, after = throughput(without.run), throughput(compressed.run)
+    pass_before, pass_after = pass_time(without.run), pass_time(compressed.run)
+    assert before and after and pass_before and pass_after  # `shown` holds no other rows
+    reads = reads_of(without, rows), reads_of(compressed, rows)
+    return Change(without, compressed, after.over(before), pass_before, pass_after, *reads)
 
 
-def _byte_ratio(rows: Rows) -> float | None:
-    for _, _, before_id, after_id in SCENARIOS:
-        before, after = rows.done(before_id), rows.done(after_id)
-        if before and after:
-            return before.placement.total_bytes / after.placement.total_bytes
-    return None
+# ---- (a) costs ------------------------------------------------------------------------------------------------------
 
 
-def _direction(change: Change) -> str:
-    name = f"{change.sign} {change.scenario}"
-    if change.ratio is None:
-        return f"{name}: not known, it takes a run without and one with --compress-weight."
-    words = {"faster": "faster", "slower": "slower", "unchanged": "no change outside the spread of the figures"}[
-        change.direction
-    ]
-    return f"{name}: {times(change.ratio, 'x')} the throughput, {words}."
+def _costs(answer: WeightCompression) -> Part:
+    general = "Compression saves bytes to move and adds dequantization."
+    if not answer.changes:
+        return Part("(a)", f"{general} Can't tell which dominates: no split has both runs.")
+    verdicts = "; ".join(f"{change.label} {_verdict(change)}" for change in answer.changes)
+    homework = [_reason(change) for change in answer.changes if change.label in ("(α)", "(β)")]
+    others = [f"{c.label}: {_reason(c)}" for c in answer.changes if c.label not in ("(α)", "(β)")]
+    return Part("(a)", f"{general} {verdicts}.", " ".join(homework), " ".join(others))
 
 
-def _saves_and_costs(rows: Rows, gpu: Change, disk: Change) -> str:
-    words = [
-        "It saves bytes to move and to hold; it costs the conversion of the 4-bit values back to fp16 before each use, "
-        "in every layer of every pass."
-    ]
-    if gpu.ratio is not None:
-        words.append(_on_gpu(gpu))
-    if disk.ratio is not None:
-        words.append(_on_disk(rows, disk, gpu))
-    if gpu.ratio is None and disk.ratio is None:
-        words.append("Which dominates cannot be said: neither scenario has both of its runs.")
-    return "\n\n".join(words)
+def _verdict(change: Change) -> str:
+    figure = f"{times(change.ratio.value)}×"
+    if change.direction == "unchanged":
+        return f"stays the same ({figure})"
+    why = f": the {change.dominates} dominates" if change.dominates else ""
+    return f"{'slows down' if change.direction == 'slower' else 'speeds up'} ({figure}){why}"
 
 
-def _on_gpu(gpu: Change) -> str:
-    moved = "On the GPU no weight moves in either run, so there is no transfer to save"
-    if gpu.direction == "slower":
-        return (
-            f"{moved}: what remains is the cost, {seconds(-gpu.seconds_saved)} more on a pass of "
-            f"{seconds(gpu.pass_before_s)}. The cost dominates, throughput falls."
-        )
-    if gpu.direction == "faster":
-        return (
-            f"{moved}; and yet a pass is {seconds(gpu.seconds_saved)} shorter than "
-            f"{seconds(gpu.pass_before_s)}. The "
-            "conversion costs less than it saves here, for instance in reading the weights from GPU memory."
-        )
-    return f"{moved}, and the conversion costs nothing that shows on a pass of {seconds(gpu.pass_before_s)}."
+def _reason(change: Change) -> str:
+    before, by = seconds(change.pass_before_s.value, 2), seconds(abs(change.seconds_saved), 2)
+    if not change.bytes_before:
+        return {
+            "slower": f"On the GPU nothing moves, so only the cost shows: {by} on a pass of {before}.",
+            "faster": "On the GPU nothing moves, so reading less GPU memory must outweigh the cost, or load changed.",
+            "unchanged": "On the GPU nothing moves, and the cost doesn't show.",
+        }[change.direction]
+    tier = "From disk" if change.without.run.placement.disk_bytes_per_pass else "From the CPU"
+    moved = f"{tier}, {size(change.bytes_after)} instead of {size(change.bytes_before)} move per pass"
+    if change.direction == "faster":
+        return f"{moved}: {by} less on a pass of {before}."
+    if change.direction == "unchanged":
+        return f"{moved}; other costs take up what that saves."
+    return f"{moved}, yet a pass takes {by} longer: {_why_slower(change)}"
 
 
-def _on_disk(rows: Rows, disk: Change, gpu: Change) -> str:
-    words = (
-        f"On disk a pass moves {size(disk.bytes_before)} before and {size(disk.bytes_after)} after, "
-        f"{size(disk.bytes_before - disk.bytes_after)} less."
-    )
-    extra = ""
-    if gpu.direction == "slower":
-        extra = f" (on the GPU that cost is {seconds(-gpu.seconds_saved)} a pass)"
-    if disk.direction == "faster":
-        return (
-            f"{words} A pass is {seconds(disk.seconds_saved)} shorter than {seconds(disk.pass_before_s)}, "
-            f"net of the conversion{extra}. What is saved dominates, throughput rises."
-        )
-    relay = (
-        "FlexGen relays a compressed tensor from disk through an fp16 buffer, one byte becomes two, with a conversion "
-        "of type each way on the CPU"
-    )
-    cached = [r for r in _reads(rows) if r.partly_cached and not r.paced]
-    warm = ""
-    if cached:
-        warm = (
-            " "
-            + " ".join(r.sentence for r in cached)
-            + " Reads from the page cache cost less than the disk's, so there is less to save."
-        )
-    if disk.direction == "slower":
-        at_most = disk.pass_before_s * (1 - disk.bytes_after / disk.bytes_before)
-        return (
-            f"{words} And yet a pass is {seconds(-disk.seconds_saved)} longer than "
-            f"{seconds(disk.pass_before_s)}{extra}. "
-            f"{relay}: here that costs more than the smaller reads save, which is {seconds(at_most)} at most, "
-            f"if all of a pass was reading.{warm} The cost dominates, throughput falls."
-        )
-    return (
-        f"{words} A pass still takes as long, {seconds(disk.pass_before_s)}: what the smaller reads save, "
-        f"the conversion takes. {relay}.{warm}"
-    )
+def _why_slower(change: Change) -> str:
+    if change.dominates and change.reads_before:
+        return "FlexGen's conversion of 4-bit reads through an fp16 buffer on the CPU costs more."
+    if change.dominates:
+        return "dequantization costs more."
+    if change.page_cache == -1:
+        return "page cache served the fp16 run better, so the two don't compare."
+    return "can't tell whether conversion or less page cache costs that."
 
 
-def _reads(rows: Rows) -> list[DiskReads]:
-    found = [("Without compression it", "q1-5"), ("With compression it", "q3-disk-4bit")]
-    reads = [of_point(label, rows.done(row_id), rows) for label, row_id in found if rows.done(row_id)]
-    return [r for r in reads if r is not None]
+# ---- (b) magnitude --------------------------------------------------------------------------------------------------
 
 
-def _not_the_byte_ratio(rows: Rows, gpu: Change, disk: Change, byte_ratio: float | None) -> str:
-    if byte_ratio is None:
-        return "There is no scenario with both of its runs, so there is no change to compare."
-    words = [
-        f"The stored weights shrink {plain(byte_ratio)} times, not 4: each group of 64 values also keeps an "
-        "fp16 scale and minimum, and vectors stay fp16."
-    ]
-    if gpu.ratio is not None:
-        words.append(
-            f"{gpu.sign} changes by a factor of {times(gpu.factor)} ({gpu.direction}): no weight moves "
-            "there, so the byte ratio has nothing to act on."
-        )
-    if disk.ratio is not None:
-        words.append(_disk_against_bytes(rows, disk, byte_ratio))
-    return " ".join(words)
+def _magnitude(answer: WeightCompression) -> Part:
+    if not answer.changes:
+        return Part("(b)", "Can't tell: no split has both runs.")
+    shrink = f"Weights shrink {plain(answer.changes[0].byte_ratio)}×, not 4× (each group keeps a scale and a minimum)"
+    reasons = ["(α) has no weight I/O to shrink."] if answer.gpu else []
+    reasons += [_against_bytes(answer.disk)] if answer.disk else []
+    return Part("(b)", f"{shrink}, and a pass is more than weight I/O.", " ".join(reasons))
 
 
-def _disk_against_bytes(rows: Rows, disk: Change, byte_ratio: float) -> str:
-    start = f"{disk.sign} changes by a factor of {times(disk.factor)} ({disk.direction})"
+def _against_bytes(disk: Change) -> str:
+    measured = f"{times(disk.ratio.value)}×"
     if disk.direction != "faster":
-        save = "less than" if disk.direction == "slower" else "about what"
-        return f"{start}: the smaller reads save {save} converting costs, and neither is in proportion to the bytes."
-    if disk.ratio.is_close_to(Value.of(byte_ratio)):
-        return f"{start}, close to the byte ratio: reading the weights is nearly all of a pass, before and after."
-    if disk.ratio.value < byte_ratio:
-        remains = disk.pass_before_s / disk.ratio.value - disk.pass_before_s / byte_ratio
+        return "(β) gains nothing, so other costs outweigh the smaller reads."
+    if disk.ratio.is_close_to(Value.of(disk.byte_ratio)):
+        return f"(β) comes close ({measured}): reading weights is nearly all of its pass."
+    if disk.ratio.value < disk.byte_ratio:
+        by_bytes, after = disk.pass_before_s.value / disk.byte_ratio, disk.pass_after_s.value
+        more = " Page cache also served the fp16 run better." if disk.page_cache == -1 else ""
         return (
-            f"{start}, less than the bytes: if a pass were reading alone it would take "
-            f"{seconds(disk.pass_before_s / byte_ratio)} after compression; {seconds(remains)} more are computing, "
-            "conversion, the KV cache and launches, which compression does not shrink."
+            f"(β) gains only {measured}: a pass takes {seconds(after, 2)}, not {seconds(by_bytes, 2)}, because "
+            f"computing, dequantization and launches don't shrink.{more}"
         )
-    words = (
-        f"{start}, more than the bytes can explain: at the same rate a pass would take "
-        f"{seconds(disk.pass_before_s / byte_ratio)} after compression, and it takes "
-        f"{seconds(disk.pass_before_s / disk.ratio.value)}. So the reads themselves became faster"
-    )
-    if rows.done("q3-disk-4bit").kind == EMULATED:
-        return f"{words}, although the emulation paces the disk tier: the two runs met other conditions."
-    cached = [r for r in _reads(rows) if r.partly_cached and r.run_id == rows.done("q3-disk-4bit").run_id]
-    if cached:
-        return (
-            f"{words}: {uncapital(cached[0].sentence)} The smaller weights fit the page cache "
-            "better. Computing and conversion, which compression does not shrink, pull the other way."
-        )
-    return words + "; whether the page cache gave them is not known from these figures."
+    words = f"(β) gains more, {measured}, so its reads also got faster"
+    if disk.page_cache == 1 and disk.reads_after:
+        return f"{words}: page cache served {disk.reads_after.from_page_cache} ({disk.reads_after.in_words})."
+    return f"{words}; these figures don't tell why."
