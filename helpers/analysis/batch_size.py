@@ -25,12 +25,14 @@ from helpers.analysis.values import (
     size,
     throughput,
     times,
+    visible_part,
 )
 from helpers.predict import gpu_memory
 from helpers.runs import Run
 from helpers.units import GIB
 
 # Shares of the ideal ratio that count as matching it.
+BATCHES = ("q2-b1", "q1-5", "q2-b16")
 SCALES_FROM = 0.95
 ABOVE_FROM = 1.05
 STEADY_WITHIN = 0.05  # wall times this close count as the same
@@ -135,7 +137,8 @@ def _growth(shown: list[QuestionRow], rates: LinkRates, rows: Rows, gpu_mem_gib:
     on_gpu, on_disk = rows.done("q1-1"), pass_time(rows.done("q1-5"))
     if on_gpu and on_disk and on_disk.interval.low > rates.compute.high:
         moving = on_disk.interval.low - rates.compute.high
-        overtakes = on_gpu.workload.gpu_batch_size * moving / rates.compute.high
+        if moving >= rates.compute.high:  # else launches, which don't grow with the batch, may be all there is
+            overtakes = on_gpu.workload.gpu_batch_size * moving / rates.compute.high
     return Growth(per_sequence, kv_cache, capacity, largest, overtakes)
 
 
@@ -175,7 +178,7 @@ def _scaling(
         why = f"Moving {moved} takes {_share(share.low)} of every pass; a larger batch spreads it over more tokens."
     else:
         why = f"Every pass moves {moved} and launches the same kernels; a larger batch spreads that over more tokens."
-    return Part("Ratios:", _ratio_verdict(steps), f"Wall time {wall}. {why}")
+    return visible_part("Ratios:", _ratio_verdict(steps), (f"Wall time {wall}.", why))
 
 
 def _share(least: float) -> str:
@@ -186,18 +189,20 @@ def _ratio_verdict(steps: tuple[BatchStep, ...]) -> str:
     if all(SCALES_FROM <= step.share_of_ideal <= ABOVE_FROM for step in steps):
         ideals = listed(dict.fromkeys(f"{step.ideal:g}×" for step in steps))
         figures = listed(f"{step.name} {times(step.ratio)}" for step in steps)
-        which = {1: "The ratio matches", 2: "Both ratios match"}.get(len(steps), "All ratios match")
+        which = {1: "it matches", 2: "both match"}.get(len(steps), "all match")
         return f"{which} the ideal {ideals}: {figures}."
-    compared = [f"{step.name} is {times(step.ratio)} of an ideal {step.ideal:g}, {_compared(step)}" for step in steps]
-    return "; ".join(compared) + "."
+    groups: dict[str, list[str]] = {}
+    for step in steps:
+        groups.setdefault(_compared(step), []).append(f"{step.name} ({times(step.ratio.value)} of {step.ideal:g}×)")
+    return "; ".join(f"{listed(names)} {compared}" for compared, names in groups.items()) + "."
 
 
 def _compared(step: BatchStep) -> str:
     if step.share_of_ideal > ABOVE_FROM:
-        return "above it"
+        return "above the ideal"
     if step.share_of_ideal >= SCALES_FROM:
-        return "matching it"
-    return "short of it" if step.grows else "no gain"
+        return "as ideal"
+    return "short of the ideal" if step.grows else "without gain"
 
 
 def _limits(shown: list[QuestionRow], growth: Growth | None, steps: tuple[BatchStep, ...]) -> Part:
@@ -219,7 +224,7 @@ def _limits(shown: list[QuestionRow], growth: Growth | None, steps: tuple[BatchS
             f"({gib(peaks[0][1])} to {gib(peaks[-1][1])} GiB)."
         )
         reason = f"Of that, {kv}." if per_sequence * 1024 > kv_mib else f"{kv[:1].upper()}{kv[1:]}."
-    return Part("Unlimited batch?", verdict, f"{reason} {_full_at(peaks, growth)}".strip(), _overtaking(growth, steps))
+    return visible_part("Unlimited batch?", verdict, (reason, _full_at(peaks, growth)), _overtaking(growth, steps))
 
 
 def _full_at(peaks: list[tuple[str, float]], growth: Growth) -> str:
@@ -234,14 +239,14 @@ def _full_at(peaks: list[tuple[str, float]], growth: Growth) -> str:
 
 
 def _overtaking(growth: Growth, steps: tuple[BatchStep, ...]) -> str:
-    """Where throughput stops growing because computing takes as long as moving the weights."""
+    """How far throughput grows before computing takes as long as moving the weights."""
     if growth.compute_overtakes_at is None or not all(step.grows for step in steps):
         return ""
     words = (
-        "Throughput also stops growing once computing takes as long as moving the weights, at a batch of "
+        "Throughput grows at least until computing takes as long as moving the weights, at a batch of "
         f"{plain(growth.compute_overtakes_at, 2)} or more (the 100 % GPU pass taken as all computing, in proportion to "
         "the batch; launches don't grow with it)."
     )
     if growth.largest_batch is not None and growth.largest_batch < growth.compute_overtakes_at:
-        words += " Memory is the first limit."
+        words += " Memory is the limit met first."
     return words

@@ -24,6 +24,7 @@ from helpers.analysis.values import (
     seconds,
     size,
     times,
+    visible_part,
 )
 from helpers.runs import Run, samples_within
 from helpers.units import KIB
@@ -40,6 +41,7 @@ RULE = (
     f"is about 4 KB (here up to {ABOUT_4_KB}) and rkB/s is much lower than the disk's spec (here below "
     f"{percent(MUCH_LOWER)}), or if nothing reached the disk."
 )
+READAHEAD = "Readahead merges consecutive pages into large requests."
 MEANING = {"A": "sequential reads in large blocks", "B": "random reads in small blocks", "C": "page cache hits"}
 
 SAME_COMPUTE = 1.25  # compute times within this factor count as the same
@@ -179,7 +181,7 @@ def _by_rule(run: Run, reads: DiskReads | None, disk_kb_s: float | None) -> tupl
         return "unknown", "no sample within the run gives a request size."
     peak = f"rareq-sz peaks at {plain(request_kb)} KB"
     if request_kb >= LARGE_REQUEST_KB:
-        return "A", f"{peak}, at least {LARGE_REQUEST_KB}: readahead merges pages into large requests."
+        return "A", f"{peak} (≥ {LARGE_REQUEST_KB})."
     limit = disk_kb_s or (reads.needed_bytes_per_s / KIB if reads and reads.needed_bytes_per_s else None)
     much_lower = read_kb is not None and limit is not None and read_kb < MUCH_LOWER * limit
     high = requests is not None and requests >= HIGH_REQUESTS_PER_S
@@ -187,7 +189,7 @@ def _by_rule(run: Run, reads: DiskReads | None, disk_kb_s: float | None) -> tupl
         what = "the disk can deliver" if disk_kb_s else "the run took in"
         return "C", f"{peak}, and the disk's {_kb_s(read_kb)} are far below the {_kb_s(limit)} that {what}."
     if high:
-        return "B", f"{peak}, below {LARGE_REQUEST_KB}, at {plain(requests or 0, 4)} requests per second."
+        return "B", f"{peak} (< {LARGE_REQUEST_KB}) at {plain(requests or 0, 4)} requests per second."
     seen = "an unknown number of" if requests is None else f"only {plain(requests)}"
     return "unknown", f"{peak}, with {seen} requests per second: neither B's rate nor C's."
 
@@ -201,9 +203,9 @@ def _disk_part(classes: tuple[DiskClass, ...]) -> Part:
         return Part("Part 1:", "Can't tell: no run has all weights on disk.")
     first, *others = classes
     known = first.by_rule in MEANING
-    verdict = f"{first.by_rule}: {MEANING[first.by_rule]}." if known else f"Can't tell: {first.why}"
+    verdict = f"Class {first.by_rule}, {MEANING[first.by_rule]}: {first.why}" if known else f"Can't tell: {first.why}"
     disagreement = _disagreement(first)
-    reason = first.why[:1].upper() + first.why[1:] if known else ""
+    reason = READAHEAD if first.by_rule == "A" and not disagreement else ""
     reads = first.reads
     figures = ""
     if first.by_rule in ("A", "B") and reads and not disagreement:
@@ -212,10 +214,11 @@ def _disk_part(classes: tuple[DiskClass, ...]) -> Part:
         figures = f"The median request is {plain(first.request_kb_median)} KB. {figures}".strip()
     details = [RULE]
     for found in others:
-        name = f"{found.by_rule} ({MEANING[found.by_rule]}): " if found.by_rule in MEANING else "can't tell, "
+        known = found.by_rule in MEANING
+        name = f"class {found.by_rule}, {MEANING[found.by_rule]}: " if known else "can't tell, "
         extra = f" {_disagreement(found)}" if _disagreement(found) else ""
         details.append(f"{found.label}: {name}{found.why}{extra}")
-    return Part("Part 1:", verdict, " ".join(filter(None, (disagreement, reason, figures))), "\n\n".join(details))
+    return visible_part("Part 1:", verdict, (disagreement, reason, figures), "\n\n".join(details))
 
 
 def _disagreement(found: DiskClass) -> str:
@@ -291,7 +294,7 @@ def _compute_part(answer: DiskIO) -> Part:
         reason = (
             "The GPU computes the same, so the timer contains something else: cold calls, or copies and other load."
         )
-    return Part("Part 2 (a)", verdict, " ".join(filter(None, (reason, medians, _against_pass(answer)))))
+    return visible_part("Part 2 (a)", verdict, (reason, _against_pass(answer), medians))
 
 
 def _against_pass(answer: DiskIO) -> str:

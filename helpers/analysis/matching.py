@@ -195,7 +195,7 @@ class _Campaign:
             self._row(
                 run,
                 signs.get((run.split.weights_gpu, run.split.weights_cpu), _short(run.split)),
-                split_in_words(run.split) + (", 4-bit weights" if run.compress_weight else ""),
+                run.split.in_words + (", 4-bit weights" if run.compress_weight else ""),
             )
             for run in found
         )

@@ -25,6 +25,7 @@ from helpers.analysis.values import (
     size,
     throughput,
     times,
+    visible_part,
 )
 from helpers.runs import Run
 
@@ -32,6 +33,27 @@ Link = Literal["PCIe", "Disk"]
 PARTS = {"compute": "computing", "PCIe": "PCIe", "Disk": "the disk tier"}
 ADDS = {"PCIe": " (adds PCIe)", "Disk": " (adds disk reads)", None: ""}
 FRONT, BACK = ("q1-1", "q1-2", "q1-3"), ("q1-3", "q1-4", "q1-5")  # each: a PCIe step, then a disk step
+
+
+STEPS = (*itertools.pairwise(FRONT), *itertools.pairwise(BACK))
+
+
+def number(row: QuestionRow | str) -> str:
+    """(1) for q1-1, as the homework writes it."""
+    return row.label if isinstance(row, QuestionRow) else f"({row[-1]})"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The most seconds of a pass that each part takes."""
+
+    compute: float
+    host_to_device: float
+    disk: float
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        return {"compute": self.compute, "PCIe": self.host_to_device, "Disk": self.disk}
 
 
 @dataclass(frozen=True)
@@ -44,9 +66,14 @@ class Step:
     bytes_added: int
     ratio: Value  # throughput before / after
     seconds_added: float
-    link_seconds: Interval | None  # the added bytes at the link's rate
+    link_interval_s: Interval | None  # what the added bytes take at the link's rate
     may_be_longest_after: tuple[str, ...]
     ratio_at_one_disk_rate: float | None  # were both rows' reads as slow as the all-disk row's; None: they are
+
+    @property
+    def link_seconds(self) -> float | None:
+        """The most that the added bytes take."""
+        return self.link_interval_s.high if self.link_interval_s else None
 
     @property
     def longest_after(self) -> str | None:
@@ -67,6 +94,10 @@ class OffloadSweep(Answer):
 
     steps: tuple[Step, ...]
     rates: LinkRates
+
+    @property
+    def terms(self) -> dict[str, Terms]:
+        return {i: Terms(p.compute.high, p.pcie.high, p.disk.high) for i, p in self.rates.parts.items()}
 
     @property
     def parts_of_pass(self) -> dict[str, PassParts]:
@@ -173,8 +204,9 @@ def _within_class(sweep: OffloadSweep, rows: Rows) -> Part:
     verdict = _class_verdict(classes)
     if missing:
         verdict += f" {missing[0]}: can't tell, a ratio is missing."
-    reasons = [_class_reason(sweep, classes), _page_cache_share([step for _, *steps in classes for step in steps])]
-    return Part("(a)", verdict, " ".join(filter(None, reasons)), _derivation(sweep, rows))
+    cached = _page_cache_share(sweep, [step for _, *steps in classes for step in steps])
+    first, *others = _class_reasons(sweep, classes) or [""]
+    return visible_part("(a)", verdict, (first, cached, *others), _derivation(sweep, rows))
 
 
 def _larger(front: Step, back: Step) -> str:
@@ -200,31 +232,24 @@ def _class_verdict(classes: list[tuple[str, Step, Step]]) -> str:
     return " ".join(sentences)
 
 
-def _class_reason(sweep: OffloadSweep, classes: list[tuple[str, Step, Step]]) -> str:
+def _class_reasons(sweep: OffloadSweep, classes: list[tuple[str, Step, Step]]) -> list[str]:
     """Why the ratios differ: how long the passes are that the steps start from, and how much the steps add."""
     apart = [(front, back) for _, front, back in classes if _larger(front, back)]
-    if not apart:
-        return ""
     fronts, backs = [front for front, _ in apart], [back for _, back in apart]
-    still = [step for step in (*fronts, *backs) if not step.slows]
+    still = [step.name for step in (*fronts, *backs) if not step.slows]
+    idle = [f"{listed(still)} {'adds' if len(still) == 1 else 'add'} no measurable time."] if still else []
     shorter_front = all(_base(front) < _base(back) for front, back in apart)
-    if shorter_front and {_larger(*pair) for pair in apart} == {"front"}:
-        words = f"The back pair starts from {_bases(backs)}"
-        if all(sweep.rates.parts[back.before.id].longest == "Disk" for back in backs):
-            words += ", which the disk tier already dominates"
-        words += f"; the front pair starts from {_bases(fronts)}, where added time weighs more."
+    if apart and shorter_front and {_larger(*pair) for pair in apart} == {"front"}:
+        dominated = all(sweep.rates.parts[back.before.id].longest == "Disk" for back in backs)
+        which = " that the disk tier already dominates" if dominated else ""
+        words = f"The back pair starts from {_bases(backs)}{which}, the front pair from only {_bases(fronts)}."
         more = [
-            f"{front.name} also adds more ({seconds(front.seconds_added, 2)} vs {seconds(back.seconds_added, 2)})"
+            f"{front.name} also adds more ({seconds(front.seconds_added, 2)} vs {seconds(back.seconds_added, 2)})."
             for front, back in apart
-            if front.seconds_added > 1.25 * max(back.seconds_added, 0.0)
+            if back.slows and front.seconds_added > 1.25 * back.seconds_added
         ]
-        return words + (f" {listed(more)}." if more and not still else _idle(still))
-    costs = [f"{step.name} {_adds(step)}" for pair in apart for step in pair]
-    return listed(costs) + "." + _idle(still)
-
-
-def _idle(still: list[Step]) -> str:
-    return f" {listed(step.name for step in still)} adds no measurable time." if still else ""
+        return [words, *idle, *more]
+    return [*idle, *(f"{step.name} {_adds(step)}." for pair in apart for step in pair)]
 
 
 def _base(step: Step) -> float:
@@ -239,19 +264,19 @@ def _bases(steps: list[Step]) -> str:
 
 
 def _adds(step: Step) -> str:
-    word, to = ("adds", "to") if step.seconds_added >= 0 else ("saves", "of")
-    return f"{word} {seconds(abs(step.seconds_added), 2)} {to} a pass of {seconds(_base(step), 2)}"
+    if step.seconds_added < 0:
+        return f"takes {seconds(-step.seconds_added, 2)} off a pass of {seconds(_base(step), 2)}"
+    return f"adds {seconds(step.seconds_added, 2)} to a pass of {seconds(_base(step), 2)}"
 
 
-def _page_cache_share(steps: list[Step]) -> str:
+def _page_cache_share(sweep: OffloadSweep, steps: list[Step]) -> str:
     """How much of a ratio comes from page cache that served one row better than the all-disk row."""
-    for step in steps:
+    for step in sorted(steps, key=lambda step: step.link == "Disk"):
         corrected = step.ratio_at_one_disk_rate
-        if corrected is not None and not Value.of(corrected).is_close_to(step.ratio):
-            cause = f"page cache served part of {step.before.label}'s reads"
-            if corrected > step.ratio.value:
-                cause = f"page cache served part of {step.after.label}'s reads"
-            return f"At the all-disk row's rate {step.name} would be {plain(corrected, 4)}: {cause}."
+        if corrected is not None and sweep.rates.disk_row and not Value.of(corrected).is_close_to(step.ratio):
+            helped = step.after if corrected > step.ratio.value else step.before
+            at = f"At {sweep.rates.disk_row.label}'s disk rate {step.name} is {plain(corrected, 4)}"
+            return f"{at}: page cache served part of {helped.label}."
     return ""
 
 
@@ -320,23 +345,20 @@ def _page_cache(reads: DiskReads) -> str:
 def _derivation(sweep: OffloadSweep, rows: Rows) -> str:
     rates, lines = sweep.rates, []
     if rates.pcie:
+        tier = (
+            f", disk tier {rates.disk.words(_rate)} in {rates.disk_row.label}" if rates.disk and rates.disk_row else ""
+        )
         lines.append(
-            f"Each row bounds each link: bytes / pass time from below, bytes / (pass time - other parts) from above. "
-            f"Together: PCIe {rates.pcie.words(_rate)}"
-            + (
-                f", disk tier {rates.disk.words(_rate)} in {rates.disk_row.label}"
-                if rates.disk and rates.disk_row
-                else ""
-            )
-            + ". Computing, kernel launches included, takes "
-            + f"{rates.compute.words(lambda value: seconds(value, 2))} of each pass."
+            "Each row bounds each link: bytes / pass time from below, bytes / (pass time - other parts) from above. "
+            f"Together: PCIe {rates.pcie.words(_rate)}{tier}. Computing, kernel launches included, takes "
+            f"{rates.compute.words(lambda value: seconds(value, 2))} of each pass.\n"
         )
     lines += [f"- {_bound(step)}" for step in sweep.steps]
-    for row_id, parts in rates.parts.items():
-        own, row = parts.disk_rate, next(r for r in rows.question("q1") if r.id == row_id)
-        if own and rates.disk and own.low > rates.disk.high:
+    for row in rows.question("q1"):
+        own = rates.parts[row.id].disk_rate if row.id in rates.parts else None
+        if own and rates.disk and rates.disk_row and own.low > rates.disk.high:
             cause = ": page cache served part of its reads." if _helped_by_page_cache(row, rates, rows) else "."
-            lines.append(f"- {row.label} read at {own.words(_rate)}, faster than the all-disk row{cause}")
+            lines.append(f"- {row.label} read at {own.words(_rate)}, faster than {rates.disk_row.label}{cause}")
     return "\n".join(lines)
 
 
@@ -349,9 +371,9 @@ def _bound(step: Step) -> str:
         change = "not slower" if not Value.of(1.0).exceeds(step.ratio) else "faster"
         return where + f"{more}, and the run is {change}."
     words = where + f"{more}; a pass takes {seconds(step.seconds_added, 2)} longer"
-    if step.link_seconds is not None:
-        words += f", and those bytes take {step.link_seconds.words(lambda value: seconds(value, 2))}"
-        if step.link_seconds.high < 0.5 * step.seconds_added:
+    if step.link_interval_s is not None:
+        words += f", and those bytes take {step.link_interval_s.words(lambda value: seconds(value, 2))}"
+        if step.link_interval_s.high < 0.5 * step.seconds_added:
             words += ", so most of the step isn't that link"
     if step.longest_after:
         return words + f". Longest part of a pass then: {PARTS[step.longest_after]}."

@@ -17,6 +17,8 @@ EMULATED = "measured on the emulated GPU"
 SAME_WITHIN = 0.02
 # Ratios closer than this count as close.
 CLOSE_WITHIN = 0.10
+MOST_VISIBLE_WORDS = 60  # of a part's verdict and reason
+FAR = 10.0  # an upper bound this many times the lower one says nothing
 NUMBER = r"\d[\d,.]*"
 
 
@@ -80,7 +82,7 @@ class Interval:
     def words(self, put: Callable[[float], str]) -> str:
         """10 to 18 GB/s, at least 10 GB/s, or 10 GB/s where both ends read the same."""
         low, high = put(self.low), put(self.high) if self.high < math.inf else ""
-        if not high:
+        if not high or (self.low and self.high > FAR * self.low):
             return f"at least {low}"
         if not self.low:
             return f"at most {high}"
@@ -143,6 +145,16 @@ class Part:
         return f"{visible}\n\n<details><summary>Details</summary>\n\n{self.details}\n\n</details>"
 
 
+def visible_part(title: str, verdict: str, reasons: Iterable[str], details: str = "") -> Part:
+    """A part that shows as many reasons as fit into MOST_VISIBLE_WORDS and folds the rest."""
+    shown: list[str] = []
+    folded: list[str] = []
+    for reason in filter(None, reasons):
+        words = len(" ".join((verdict, *shown, reason)).split())
+        (shown if words <= MOST_VISIBLE_WORDS else folded).append(reason)
+    return Part(title, verdict, " ".join(shown), "\n\n".join(filter(None, (" ".join(folded), details))))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """The worded answer to a question: first what is missing or was disturbed, then each part."""
@@ -174,21 +186,25 @@ def gaps(rows: Rows, question: str) -> tuple[str, ...]:
                 f"{row.name}: {plain(run.wall_time_s)} s at {plain(run.total_throughput_tok_s)} token/s is not the "
                 f"{run.workload.generated_tokens} tokens of its workload; times here follow the throughput."
             )
-    return (*sentences, *_disturbed(shown, "batch " if question == "q2" else ""))
+    return (*sentences, *_disturbed(shown, question))
 
 
-def _disturbed(rows: Iterable[QuestionRow], prefix: str) -> list[str]:
-    """One sentence for each kind of disturbance, with the rows and their figures."""
+def _disturbed(rows: Iterable[QuestionRow], question: str) -> list[str]:
+    """One sentence for each kind of disturbance, with the rows and the range of its figure."""
     found: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         for what in filter(None, row.disturbance.split("; ")):
             figure = re.search(NUMBER, what)
             kind = re.sub(NUMBER, "{}", what, count=1)
-            found.setdefault(kind, []).append((prefix + row.label, figure[0] if figure else ""))
-    return [
-        f"Disturbed: {listed(label for label, _ in each)} ({kind.format(listed(dict.fromkeys(f for _, f in each)))})."
-        for kind, each in found.items()
-    ]
+            found.setdefault(kind, []).append(
+                (row.label if question == "q1" else row.name, figure[0] if figure else "")
+            )
+    sentences = []
+    for kind, each in found.items():
+        figures = sorted({figure for _, figure in each}, key=lambda text: float(text.replace(",", "") or 0))
+        spread = " to ".join(dict.fromkeys((figures[0], figures[-1])))
+        sentences.append(f"Disturbed: {listed(label for label, _ in each)} ({kind.format(spread)}).")
+    return sentences
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from helpers.analysis.disk_reads import DiskReads, reads_of
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
-from helpers.analysis.values import Answer, Part, Value, gaps, pass_time, plain, seconds, size, throughput, times
+from helpers.analysis.values import (
+    Answer,
+    Part,
+    Value,
+    gaps,
+    pass_time,
+    plain,
+    seconds,
+    size,
+    throughput,
+    times,
+    visible_part,
+)
 from helpers.runs import Run
 
 SAME_SHARE = 0.05  # shares from disk this close count as the same page cache
@@ -129,13 +141,11 @@ def _change(without: QuestionRow, compressed: QuestionRow, rows: Rows) -> Change
 
 
 def _costs(answer: WeightCompression) -> Part:
-    general = "Compression saves bytes to move and adds dequantization."
+    general = "Compression saves bytes to move, adds dequantization."
     if not answer.changes:
         return Part("(a)", f"{general} Can't tell which dominates: no split has both runs.")
     verdicts = "; ".join(f"{change.label} {_verdict(change)}" for change in answer.changes)
-    homework = [_reason(change) for change in answer.changes if change.label in ("(α)", "(β)")]
-    others = [f"{c.label}: {_reason(c)}" for c in answer.changes if c.label not in ("(α)", "(β)")]
-    return Part("(a)", f"{general} {verdicts}.", " ".join(homework), " ".join(others))
+    return visible_part("(a)", f"{general} {verdicts}.", map(_reason, answer.changes))
 
 
 def _verdict(change: Change) -> str:
@@ -150,27 +160,27 @@ def _reason(change: Change) -> str:
     before, by = seconds(change.pass_before_s.value, 2), seconds(abs(change.seconds_saved), 2)
     if not change.bytes_before:
         return {
-            "slower": f"On the GPU nothing moves, so only the cost shows: {by} on a pass of {before}.",
-            "faster": "On the GPU nothing moves, so reading less GPU memory must outweigh the cost, or load changed.",
+            "slower": f"On the GPU nothing moves: {by} of cost on a pass of {before}.",
+            "faster": "On the GPU nothing moves: reading less GPU memory must outweigh the cost, or load changed.",
             "unchanged": "On the GPU nothing moves, and the cost doesn't show.",
         }[change.direction]
     tier = "From disk" if change.without.run.placement.disk_bytes_per_pass else "From the CPU"
-    moved = f"{tier}, {size(change.bytes_after)} instead of {size(change.bytes_before)} move per pass"
+    moved = f"{size(change.bytes_before)} shrink to {size(change.bytes_after)}"
     if change.direction == "faster":
-        return f"{moved}: {by} less on a pass of {before}."
+        return f"{tier}, {moved} per pass: {by} less on a pass of {before}."
     if change.direction == "unchanged":
-        return f"{moved}; other costs take up what that saves."
-    return f"{moved}, yet a pass takes {by} longer: {_why_slower(change)}"
+        return f"{tier}, {moved} per pass; other costs take up what that saves."
+    return f"{tier}, a pass takes {by} longer although {moved}: {_why_slower(change)}"
 
 
 def _why_slower(change: Change) -> str:
     if change.dominates and change.reads_before:
-        return "FlexGen's conversion of 4-bit reads through an fp16 buffer on the CPU costs more."
+        return "FlexGen's conversion through an fp16 buffer costs more."
     if change.dominates:
         return "dequantization costs more."
     if change.page_cache == -1:
-        return "page cache served the fp16 run better, so the two don't compare."
-    return "can't tell whether conversion or less page cache costs that."
+        return "page cache served fp16 better, so they don't compare."
+    return "can't tell whether conversion or less page cache."
 
 
 # ---- (b) magnitude --------------------------------------------------------------------------------------------------
@@ -182,21 +192,27 @@ def _magnitude(answer: WeightCompression) -> Part:
     shrink = f"Weights shrink {plain(answer.changes[0].byte_ratio)}×, not 4× (each group keeps a scale and a minimum)"
     reasons = ["(α) has no weight I/O to shrink."] if answer.gpu else []
     reasons += [_against_bytes(answer.disk)] if answer.disk else []
-    return Part("(b)", f"{shrink}, and a pass is more than weight I/O.", " ".join(reasons))
+    return visible_part("(b)", f"{shrink}, and a pass is more than weight I/O.", reasons)
 
 
 def _against_bytes(disk: Change) -> str:
     measured = f"{times(disk.ratio.value)}×"
     if disk.direction != "faster":
-        return "(β) gains nothing, so other costs outweigh the smaller reads."
+        return "(β) gains nothing: other costs outweigh the smaller reads."
     if disk.ratio.is_close_to(Value.of(disk.byte_ratio)):
-        return f"(β) comes close ({measured}): reading weights is nearly all of its pass."
+        reasons = {
+            0: "reading weights is nearly all of its pass",
+            1: "page cache also served more of its reads",
+            -1: "page cache served fewer of its reads",
+            None: "how much page cache served isn't known",
+        }
+        return f"(β) comes close ({measured}): {reasons[disk.page_cache]}."
     if disk.ratio.value < disk.byte_ratio:
         by_bytes, after = disk.pass_before_s.value / disk.byte_ratio, disk.pass_after_s.value
         more = " Page cache also served the fp16 run better." if disk.page_cache == -1 else ""
         return (
-            f"(β) gains only {measured}: a pass takes {seconds(after, 2)}, not {seconds(by_bytes, 2)}, because "
-            f"computing, dequantization and launches don't shrink.{more}"
+            f"(β) gains only {measured}: a pass takes {seconds(after, 2)}, not {seconds(by_bytes, 2)}; computing, "
+            f"dequantization and launches don't shrink.{more}"
         )
     words = f"(β) gains more, {measured}, so its reads also got faster"
     if disk.page_cache == 1 and disk.reads_after:
