@@ -1,22 +1,16 @@
-"""User-facing errors and warnings."""
+"""What a person is told when something cannot be done, or was not as it should be."""
 
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from typing import Any
 
 
 class Refused(ValueError):
-    """A request refused before anything started; its text is one line that names the value and the rule."""
+    """Nothing was started: one line that names the value and the rule it breaks."""
 
 
-def say_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Replacement for `warnings.showwarning` that prints the sentence alone, without the line of code behind it."""
+def say_warning(message: Warning | str, *_: Any) -> None:
+    """In the place of `warnings.showwarning`: a warning as its sentence. The line of code that gave it says nothing
+    to who reads it here."""
     print(f"warning: {message}", file=sys.stderr)

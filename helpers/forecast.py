@@ -126,6 +126,11 @@ def in_words(seconds: float) -> str:
     return f"about {round(seconds / 60)} min"
 
 
+def profile_here(device: str, output_dir: Path) -> MachineProfile | None:
+    """The profile that predictions for this machine are made from, or None before notebook 00 has measured it."""
+    return EMULATED_T4 if device == "emulated" else _profile(output_dir)[0]
+
+
 def _profile(output_dir: Path) -> tuple[MachineProfile | None, str]:
     """What says how fast this machine is: notebook 00's measurement of it, or a T4's published figures."""
     name = lab.describe_machine("cuda").name

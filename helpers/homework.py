@@ -81,7 +81,7 @@ QUESTIONS: dict[str, tuple[Row, ...]] = {
     ),
 }
 
-# Run with a question but not part of its tables: the homework doesn't ask for them.
+# Logs may hold these next to a question's rows. Neither its tables nor `plan` have them: notebook 06 goes further.
 EXTRAS: dict[str, tuple[Row, ...]] = {
     "q4": (
         Row(
@@ -95,7 +95,7 @@ EXTRAS: dict[str, tuple[Row, ...]] = {
 }
 
 # Optional runs, in tables or not, left out where they would take long.
-BESIDE = ("q4-disk-cold", "q4-disk-direct")
+BESIDE = ("q4-disk-cold",)
 
 # How fast can all weights on disk be? Each rung changes one thing (notebook 06).
 FASTER = (
@@ -147,7 +147,7 @@ def disk_io(scenarios: Mapping[str, str]) -> tuple[Row, ...]:
     """Q4's rows: all weights on disk with the page cache natural and dropped, then the breakdown of each split."""
     percents = _percents("scenarios", scenarios)
     breakdowns = [_row("q4", percent, debug_mode="breakdown") for percent in percents]
-    return (*QUESTIONS["q4"][:2], *_distinct("scenarios", breakdowns), *EXTRAS["q4"])
+    return (*QUESTIONS["q4"][:2], *_distinct("scenarios", breakdowns))
 
 
 def _percents(what: str, splits: Mapping[str, str]) -> list[str]:
@@ -197,14 +197,14 @@ def plan(
     prompt_len: int | None = None,
     gen_len: int | None = None,
 ) -> dict[str, RunSettings]:
-    """The runs of a question (q1 to q4, with its extras, or "faster"), or of some rows, by row id.
+    """The runs of a question (q1 to q4, or "faster"), or of some rows, by row id.
 
     Empty values mean the homework's own on this device. Raises Refused for an unknown question or a wrong value.
     """
     if not isinstance(model, str):
         raise Refused(f"model {model!r}: not a name or a folder")
     if isinstance(question, str):
-        known = {name: (*rows, *EXTRAS.get(name, ())) for name, rows in QUESTIONS.items()} | {"faster": FASTER}
+        known = QUESTIONS | {"faster": FASTER}
         if question not in known:
             raise Refused(f"question {question!r}: choose from {', '.join(known)}")
         rows: Sequence[Row] = known[question]

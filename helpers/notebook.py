@@ -1,4 +1,4 @@
-"""What a notebook's cells call: start the page, show and save a result, sum it up."""
+"""What a notebook's cells call: start the page, run a question, show and save results."""
 
 from __future__ import annotations
 
@@ -6,114 +6,161 @@ import base64
 import os
 import shlex
 import sys
+import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from IPython.display import Markdown, display
 
-from helpers import forecast, lab, paths, results
+from helpers import forecast, homework, lab, paths, progress, results
 from helpers.analysis.values import Answer
 from helpers.errors import Refused, say_warning
+from helpers.homework import Row
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
+from helpers.predict import time_model
 from helpers.report import plots, tables
 from helpers.results import KIND_OF_DEVICE, Sweep
+from helpers.runs import Run, from_sweep
 from helpers.settings import RunSettings
 from helpers.setup import colab
 
 
 @dataclass(frozen=True)
 class Page:
-    """One notebook at work: the device it runs on, and the folder its results go to."""
+    """A notebook at work: its device, its output folder, and the parameters that its runs share (`homework.plan`)."""
 
     device: Literal["cuda", "emulated"]
     output: Path
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    fresh: bool = False
 
-    def show(self, *results: tables.Table | plots.Plot | Answer) -> None:
-        """Show each result here; tables and plots are saved as files too."""
+    @property
+    def reference(self) -> RunSettings:
+        """The run with everything on the GPU, for what all runs have in common."""
+        return self.settings(homework.QUESTIONS["q1"][:1])["q1-1"]
+
+    @property
+    def profile(self) -> MachineProfile | None:
+        """The machine that predictions are for, or None before notebook 00 has measured this GPU."""
+        return forecast.profile_here(self.device, self.output)
+
+    def settings(self, rows: Iterable[Row]) -> dict[str, RunSettings]:
+        """The run of each row, with this page's parameters."""
+        return homework.plan(tuple(rows), self.device, **self.parameters)
+
+    def run(self, rows: Iterable[Row]) -> tuple[Run, ...]:
+        """Measure each row that has no result yet. Say first what that takes, and at the end what failed."""
+        return from_sweep(self.measure(self._affordable(self.settings(rows))))
+
+    def measure(self, runs: Mapping[str, RunSettings]) -> Sweep:
+        plan = forecast.of(runs, self.output, self.fresh)
+        display(Markdown(f"Plan: {plan}.\n\n{_in_every_table(runs)}"))
+        tell = _Teller(runs, self.output, self.fresh) if progress.FILE in os.environ else None
+        sweep = lab.run(runs, self.output, fresh=self.fresh, on_phase=tell)
+        display(Markdown(self._summary(sweep)))
+        return sweep
+
+    def show(self, *results: tables.Table | plots.Plot | Answer | str) -> None:
+        """Show each result or Markdown text here; save tables and plots as files too."""
         for result in results:
             if isinstance(result, plots.Plot):
                 plots.save(result, self.output / "figures")
                 _show_picture(result)
             else:
-                text = result.markdown
+                text = result if isinstance(result, str) else result.markdown
                 if isinstance(result, tables.Table):
                     tables.save(result, self.output / "tables")
                     text = result.on_a_page
                 display(Markdown(text))
 
+    def predict(self, rows: Iterable[Row]) -> None:
+        """Show what the time model expects of each row, before anything runs."""
+        profile = self.profile
+        if profile is None:
+            display(Markdown("No prediction yet: notebook 00 measures what the model needs to know of this GPU."))
+            return
+        lines = ["| Run | Predicted (token/s) | Predicted bottleneck |", "| --- | --- | --- |"]
+        rows = tuple(rows)
+        for row, settings in zip(rows, self.settings(rows).values()):
+            if not settings.debug_mode:  # FlexGen projects those itself
+                found = time_model.predict(settings, profile)
+                lines.append(f"| {row.label} | {found.total_throughput_tok_s:.3g} | {found.bottleneck} |")
+        display(Markdown(f"Predicted for {profile.name}, not measured:\n\n" + "\n".join(lines)))
+
     def keep(self, measured: MachineCeilings | MachineProfile) -> None:
-        """Save what was measured of the machine beside the results, for reports, predictions and the sliders."""
-        self.output.mkdir(parents=True, exist_ok=True)
+        """Save a measurement of the machine next to the results, for reports, predictions and the sliders."""
         is_profile = isinstance(measured, MachineProfile)
         path = self.output / (PROFILE_NAME if is_profile else CEILINGS_NAME)
-        path.write_text(measured.model_dump_json(indent=2), encoding="utf-8")
+        paths.write_atomically(path, measured.model_dump_json(indent=2))
         display(Markdown(f"{'Machine profile' if is_profile else 'Ceilings'}: `{path}`."))
 
-    def affordable(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> dict[str, RunSettings]:
-        """Leave out optional runs that take long on this machine; say which, and how to run them."""
-        left, dear = forecast.affordable(runs, self.output, fresh)
+    def _affordable(self, runs: Mapping[str, RunSettings]) -> Mapping[str, RunSettings]:
+        """Leave out optional runs that take long on this machine; give the command for each."""
+        kept, dear = forecast.affordable(runs, self.output, self.fresh)
         for name, seconds in dear.items():
             run = runs[name]
-            measure = [
-                sys.executable,
-                "-m",
-                "helpers",
-                "measure",
-                "--percent",
-                *str(run.split).split(),
-                "--page-cache",
-                run.page_cache,
-                "--disk-reader",
-                run.disk_reader,
-                "--repeats",
-                str(run.repeats),
-                "--device",
-                run.device,
-                "--model",
-                run.model,
-                "--output",
-                str(self.output),
-            ]
+            flags = {
+                "page-cache": run.page_cache,
+                "repeats": run.repeats,
+                "device": run.device,
+                "model": run.model,
+                "output": self.output,
+            }
+            measure = [sys.executable, "-m", "helpers", "measure", "--percent", *str(run.split).split()]
+            measure += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
             display(
                 Markdown(
-                    f"Left out here, for the homework does not ask for it and it would take "
-                    f"{forecast.in_words(seconds)}: "
-                    f"{name}. This makes it (in Colab with a ! before it), and this page then shows it: "
-                    f"`cd {shlex.quote(str(paths.ROOT))} && {shlex.join(measure)}`"
+                    f"Skipped, because the homework does not ask for it and it takes {forecast.in_words(seconds)}: "
+                    f"{name}. To measure it, run this in a terminal (in Colab, in a cell, with a ! in front), then "
+                    f"this page again: `cd {shlex.quote(str(paths.ROOT))} && {shlex.join(measure)}`"
                 )
             )
-        return left
+        return kept
 
-    def announce(self, runs: Mapping[str, RunSettings], fresh: bool = False) -> None:
-        """What these runs will take, before they start, and what the tables of them will not say again."""
-        display(Markdown(f"Plan: {forecast.of(runs, self.output, fresh)}.\n\n{_in_every_table(runs)}"))
-
-    def sum_up(self, sweep: Sweep) -> None:
-        """What was run, what failed and why, and where it is kept."""
+    def _summary(self, sweep: Sweep) -> str:
         done = len(sweep.records) - len(sweep.failed)
-        lines = [f"{done} of {len(sweep.records)} runs have figures."]
+        lines = [f"{done} of {len(sweep.records)} runs have figures, kept in `{self.output / results.LOG_NAME}`."]
         for name, record in sweep.failed.items():
-            lines.append(f"- **{name} failed** ({record.failure.kind}): {record.failure.message}")
-        lines.append(f"\nResults: `{self.output / results.LOG_NAME}`; tables and figures beside it.")
-        display(Markdown("\n".join(lines)))
+            if record.failure:
+                lines.append(f"- **{name} failed** ({record.failure.kind}): {record.failure.message}")
+        return "\n".join(lines)
 
 
-def start(device: str = "auto", output_dir: str = "") -> Page:
-    """Choose the device and the output folder, and say which. Raises Refused if the device is not there, or
-    the folder cannot be written.
+def start(
+    device: Literal["auto", "cuda", "emulated"] = "auto",
+    output_dir: str = "",
+    *,
+    model: str = "",
+    prompt_len: int | None = None,
+    gen_len: int | None = None,
+    page_cache: Literal["natural", "cold"] = "natural",
+    repeats: int = 3,
+    fresh: bool = False,
+) -> Page:
+    """Choose the device and the output folder, and say which. Raises Refused for a wrong parameter, naming it.
 
-    A relative folder is one of the project's, whatever folder the notebook runs in; one on Google Drive is mounted.
-    Warnings are sentences from here on, without the line of code that they are from.
+    An empty model and lengths of None are the homework's on this device. A relative folder is in the project,
+    wherever the notebook runs; a folder on Google Drive is mounted. Warnings are single sentences from here on.
     """
-    warnings.showwarning = say_warning
+    warnings.showwarning = say_warning  # type: ignore[assignment]
     chosen = lab.choose_device(device)
+    if not isinstance(fresh, bool):
+        raise Refused(f"fresh {fresh!r}: neither True nor False")
     if not isinstance(output_dir, str):
         raise Refused(f"output_dir {output_dir!r}: not a path")
+    parameters: dict[str, Any] = {
+        "model": model,
+        "page_cache": page_cache,
+        "repeats": repeats,
+        "prompt_len": prompt_len,
+        "gen_len": gen_len,
+    }
+    homework.plan("q1", chosen, **parameters)  # refuses a wrong parameter now
     output = paths.ROOT / (os.path.expanduser(output_dir) or paths.DEFAULT_OUTPUT)
     colab.mount_drive(output)
     output = paths.folder(output, "output_dir")
@@ -125,11 +172,33 @@ def start(device: str = "auto", output_dir: str = "") -> Page:
     else:
         text = f"**CUDA**: {lab.describe_machine('cuda').name}."
     display(Markdown(f"{text} Results go to `{output}`."))
-    return Page(chosen, output)
+    return Page(chosen, output, parameters, fresh)
+
+
+class _Teller:
+    """Turns what `lab.run` says into progress: which run of how many, and the seconds left."""
+
+    def __init__(self, runs: Mapping[str, RunSettings], output: Path, fresh: bool) -> None:
+        todo = {name: runs[name] for name in (runs if fresh else lab.without_figures(runs, output))}
+        self.seconds = [forecast.of({name: run}, output, fresh).seconds for name, run in todo.items()]
+        self.settings, self.number, self.began_s = "", 0, 0.0
+
+    def __call__(self, text: str) -> None:
+        settings, _, phase = text.partition(": ")
+        if settings != self.settings:
+            self.settings, self.began_s = settings, time.monotonic()
+            self.number += 1
+        progress.tell(progress.Progress(self.number, len(self.seconds), phase, self._left_s(), settings))
+
+    def _left_s(self) -> float | None:
+        here, *later = self.seconds[self.number - 1 :] or [None]
+        if here is None or None in later:
+            return None
+        return max(0.0, here - (time.monotonic() - self.began_s)) + sum(filter(None, later))
 
 
 def _in_every_table(runs: Mapping[str, RunSettings]) -> str:
-    """What the figures of these runs are, once for a page; the files of tables and plots have it each."""
+    """What the figures of these runs have in common, once for the page; saved tables and plots each repeat it."""
     settings = tuple(runs.values())
     first, work = settings[0], settings[0].workload
     batches = {run.workload.gpu_batch_size for run in settings}

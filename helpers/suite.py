@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +18,9 @@ from typing import Any
 
 import papermill
 from papermill.exceptions import PapermillExecutionError
-from tqdm import tqdm
 from traitlets.config import Config
 
-from helpers import paths, results
+from helpers import forecast, paths, progress, results
 from helpers.analysis import readers
 from helpers.errors import Refused
 from helpers.report import document
@@ -29,16 +32,18 @@ NOTEBOOKS = {
     "q3": "03_weight_compression.ipynb",
     "q4": "04_disk_io.ipynb",
     "explore": "05_explore_splits.ipynb",
+    "faster": "06_make_it_faster.ipynb",
 }
 NOTEBOOK_FOLDER = paths.ROOT / "notebooks"
-# A kernel that ends in the middle of a cell logs that nobody takes the answer; what a cell says or raises is no log.
+# A kernel that ends during a cell logs that nobody took the reply; what cells print or raise is not logged.
 QUIET = "--IPKernelApp.log_level=CRITICAL"
 LONGEST_SOCKET_NAME = 100  # bytes; Linux takes 107, macOS 103
+PROGRESS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
 class NotebookRun:
-    """A notebook that was run: the executed copy, how long it took, and its error in one line, if any."""
+    """An executed notebook: where its copy is, how long it took, and its error in one line, if any."""
 
     name: str
     executed: Path
@@ -46,8 +51,12 @@ class NotebookRun:
     error: str = ""
 
     def __str__(self) -> str:
-        came_of_it = "FAIL" if self.error else "ok"
-        return f"{came_of_it:4} {self.executed.name}  {self.duration_s:.0f} s  {self.error}".rstrip()
+        outcome = "FAIL" if self.error else "ok"
+        return f"{outcome:4} {self.executed.name}  {self.duration_s:.0f} s  {self.error}".rstrip()
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def run(
@@ -55,15 +64,14 @@ def run(
     parameters: Mapping[str, Any],
     output_dir: Path,
     fresh: bool = False,
-    say: Callable[[str], None] = tqdm.write,
+    say: Callable[[str], None] = _print,
 ) -> list[NotebookRun]:
-    """Run the named notebooks, one after another; one that fails is kept and does not stop the others.
+    """Run the named notebooks, one after another; a notebook that fails is kept and the others go on.
 
-    `say` is told of each before it starts, and what came of it right after.
-
-    `fresh` sets the results so far aside (nothing is deleted) and measures anew. Raises Refused, before anything
-    starts, for a notebook there is none of, a parameter that one of them does not have, or an output folder that
-    cannot be written.
+    `say` gets each notebook's progress and outcome, a line at a time; a terminal's stderr also shows the progress in a
+    line that changes in place. `fresh` sets earlier results aside (nothing is deleted) and measures again. Raises
+    Refused, before anything starts, for an unknown notebook, a parameter that one of them lacks, or an output folder
+    that cannot be written.
     """
     paths.folder(output_dir, "output folder")
     for name in names:
@@ -71,7 +79,7 @@ def run(
             raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
         _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
     paths.check_writable(output_dir / results.LOG_NAME)
-    # Else the debugger in a kernel, which nobody uses here, warns of Python's frozen modules.
+    # Or each kernel's debugger, unused here, warns about Python's frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     if fresh:
         _set_results_aside(output_dir)
@@ -79,19 +87,20 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     runs = []
     for number, name in enumerate(names, 1):
-        say(f"{number} of {len(names)}: {NOTEBOOKS[name]}")
-        runs.append(_run_one(name, parameters, folder))
-        say(str(runs[-1]))
+        with _progress_shown(f"{number}/{len(names)} {Path(NOTEBOOKS[name]).stem}", say):
+            ran = _run_one(name, parameters, folder)
+        say(str(ran))
+        runs.append(ran)
     return runs
 
 
 def write_report(output_dir: Path) -> list[Path]:
-    """The report of everything in the output folder's log. Raises Refused if there is nothing in it."""
+    """The report of everything in the output folder's log. Raises Refused if the log is empty."""
     return document.write(readers.read(output_dir / results.LOG_NAME), output_dir)
 
 
 def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """papermill runs the defaults, with a warning, for a parameter that a notebook does not have."""
+    """Refuse a parameter that the notebook lacks: papermill would only warn, and run the defaults."""
     known = papermill.inspect_notebook(str(notebook))
     for name in parameters:
         if name not in known:
@@ -99,39 +108,44 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> NotebookRun:
+    """Execute into a temporary file, then replace the earlier copy in one step."""
     executed = folder / NOTEBOOKS[name]
     began_s = time.monotonic()
     error = ""
-    try:
-        with tempfile.TemporaryDirectory() as sockets:
+    with tempfile.TemporaryDirectory() as scratch:
+        running = Path(scratch) / executed.name
+        try:
             papermill.execute_notebook(
                 str(NOTEBOOK_FOLDER / NOTEBOOKS[name]),
-                str(executed),
+                str(running),
                 parameters=dict(parameters),
                 kernel_name="python3",
                 cwd=str(NOTEBOOK_FOLDER),
-                progress_bar=True,
-                config=_connection(sockets),
+                progress_bar=False,
+                config=_connection(scratch),
                 extra_arguments=[QUIET],
             )
-    # The exception is to be believed, not the saved notebook: after a killed kernel it calls every cell completed.
-    except PapermillExecutionError as failure:
-        error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
-    except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
-    except KeyboardInterrupt:
-        # What the kernel makes of it is nobody's to fetch any more: asyncio would print that, after the last word here.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        raise
+        # Believe the exception, not the saved notebook, which calls every cell completed after a killed kernel.
+        except PapermillExecutionError as failure:
+            error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        except KeyboardInterrupt:
+            # asyncio would report the kernel's unread replies after this program's last line.
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+            raise
+        finally:
+            if running.exists():
+                paths.write_atomically(executed, running.read_bytes())
     return NotebookRun(name, executed, time.monotonic() - began_s, error.partition("\n")[0])
 
 
-def _connection(sockets: str) -> Config:
-    """How a kernel is talked to: by sockets in a folder that only this user can enter.
+def _connection(folder: str) -> Config:
+    """Connect to a kernel by sockets in a folder that only this user can enter.
 
-    By TCP, Jupyter's own way, only where the folder's name is too long for them: others on the machine could listen.
+    TCP, Jupyter's default, is open to other users of the machine; it is used where the folder's name is too long.
     """
-    socket = os.path.join(os.path.abspath(sockets), "kernel")
+    socket = os.path.join(os.path.abspath(folder), "kernel")
     if len(os.fsencode(f"{socket}-5")) > LONGEST_SOCKET_NAME:  # a kernel has five
         return Config()
     return Config(KernelManager={"transport": "ipc", "ip": socket})
@@ -142,6 +156,56 @@ def _set_results_aside(output_dir: Path) -> None:
     if log.exists() and log.stat().st_size:
         when = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         aside = log.with_name(f"results-until-{when}.jsonl")
-        while aside.exists():  # of the same second
+        while aside.exists():  # from the same second
             aside = aside.with_stem(f"{aside.stem}-again")
         log.rename(aside)
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress_shown(notebook: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Show what a notebook's kernel tells until the block ends: in place on a terminal, else a line for each run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "progress.json"
+        os.environ[progress.FILE] = str(file)
+        ended = threading.Event()
+        watch = threading.Thread(target=_watch, args=(notebook, file, ended, say), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            del os.environ[progress.FILE]
+            ended.set()
+            watch.join()
+
+
+def _watch(notebook: str, file: Path, ended: threading.Event, say: Callable[[str], None]) -> None:
+    in_place = sys.stderr.isatty()
+    began_s, shown = time.monotonic(), 0
+    if not in_place:
+        say(notebook)
+    while not ended.wait(PROGRESS_EVERY_S):
+        now = progress.read(file)
+        if in_place:
+            line = in_a_line(notebook, now, time.monotonic() - began_s, shutil.get_terminal_size().columns)
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+        elif now and now.run > shown:
+            shown = now.run
+            say(in_a_line(notebook, now, time.monotonic() - began_s))
+    if in_place:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def in_a_line(notebook: str, now: progress.Progress | None, elapsed_s: float, columns: int = 120) -> str:
+    """The progress in one line, what changes first: a narrow terminal cuts the end off."""
+    words = [notebook]
+    if now:
+        words.append(f"run {now.run}/{now.runs}")
+        words.append(now.phase or "starting")
+        words += [f"{forecast.in_words(now.left_s)} left"] if now.left_s is not None else []
+    line = f"{', '.join(words)}, {elapsed_s:.0f} s so far" + (f": {now.settings}" if now else "")
+    return line[: columns - 1]

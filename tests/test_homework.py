@@ -1,4 +1,4 @@
-"""The homework: eleven runs, a cold one and an extra, in the order of the tables, each with FlexGen's command line."""
+"""The homework: eleven runs and a cold one, in the order of the tables, each with FlexGen's command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from helpers import homework
 from helpers.errors import Refused
-from helpers.homework import EXTRAS, QUESTIONS
+from helpers.homework import QUESTIONS
 
 DEVICES = ("cuda", "emulated")
 
@@ -22,18 +22,11 @@ def command(settings):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_homework_is_eleven_runs_a_cold_one_and_an_extra(device):
+def test_the_homework_is_eleven_runs_and_a_cold_one(device):
     runs = whole(device)
-    assert len({run.key for run in runs.values()}) == len(runs) == 13
+    assert len({run.key for run in runs.values()}) == len(runs) == 12
     cold = {name for name, run in runs.items() if run.page_cache == "cold"}
-    assert cold == {"q4-disk-cold", "q4-disk-direct"}
-
-
-def test_an_extra_is_no_row_of_a_question_and_is_the_cold_run_but_for_its_reader():
-    rows = {row.id for rows in QUESTIONS.values() for row in rows}
-    assert rows.isdisjoint(row.id for extras in EXTRAS.values() for row in extras)
-    runs = homework.plan("q4", "cuda")
-    assert runs["q4-disk-direct"].model_copy(update={"disk_reader": "stock"}) == runs["q4-disk-cold"]
+    assert cold == {"q4-disk-cold"}
 
 
 def test_the_command_lines_are_the_hand_ins():
@@ -49,7 +42,6 @@ def test_the_command_lines_are_the_hand_ins():
         "q3-gpu-4bit": base.format(4, "100 0") + " --compress-weight",
         "q3-disk-4bit": base.format(4, "0 0") + " --compress-weight",
         "q4-disk-cold": base.format(4, "0 0"),
-        "q4-disk-direct": base.format(4, "0 0"),
         "q4-breakdown-gpu": base.format(4, "100 0") + " --debug-mode breakdown",
         "q4-breakdown-disk": base.format(4, "0 0") + " --debug-mode breakdown",
     }
@@ -61,7 +53,7 @@ def test_the_rows_stand_in_the_order_of_the_tables():
         ["q1-1", "q1-2", "q1-3", "q1-4", "q1-5"],
         ["q2-b1", "q1-5", "q2-b16"],
         ["q1-1", "q3-gpu-4bit", "q1-5", "q3-disk-4bit"],
-        ["q1-5", "q4-disk-cold", "q4-breakdown-gpu", "q4-breakdown-disk", "q4-disk-direct"],
+        ["q1-5", "q4-disk-cold", "q4-breakdown-gpu", "q4-breakdown-disk"],
     ]
 
 
@@ -72,7 +64,7 @@ def test_a_row_of_two_questions_is_the_same_run():
 def test_only_the_cold_row_is_cold_unless_all_are():
     runs = whole("cuda", page_cache="cold")
     assert {run.page_cache for run in runs.values()} == {"cold"}
-    assert runs["q1-5"] == runs["q4-disk-cold"] != runs["q4-disk-direct"]
+    assert runs["q1-5"] == runs["q4-disk-cold"]
 
 
 def test_another_model_is_taken_for_every_row():
@@ -90,7 +82,7 @@ def test_other_values_are_more_rows_and_the_homeworks_keep_their_names():
     assert sweep[0] == QUESTIONS["q1"][0] and sweep[1].label == "20 % GPU + 80 % CPU"
     assert [row.id for row in homework.batch_size([1, 2, 4, 16])] == ["q2-b1", "q2-b2", "q1-5", "q2-b16"]
     assert homework.weight_compression({"α": homework.GPU, "β": homework.DISK}) == QUESTIONS["q3"]
-    assert homework.disk_io({"GPU": homework.GPU, "disk": homework.DISK}) == (*QUESTIONS["q4"], *EXTRAS["q4"])
+    assert homework.disk_io({"GPU": homework.GPU, "disk": homework.DISK}) == QUESTIONS["q4"]
     runs = homework.plan(sweep, "emulated", prompt_len=64, gen_len=9)
     assert {(run.workload.prompt_len, run.workload.gen_len) for run in runs.values()} == {(64, 9)}
 

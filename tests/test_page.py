@@ -1,15 +1,17 @@
-"""A notebook's page: what all its tables are is said once, each says its kind, and each file says all of it alone."""
+"""A notebook's page shows what all its tables share once; each saved file repeats it in full."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from factories import T4, make_record
-from helpers import homework, notebook
+from helpers import homework, lab, notebook
 from helpers.notebook import Page
 from helpers.report import tables
+from helpers.results import Sweep
 from helpers.runs import from_record
 
 
@@ -18,6 +20,7 @@ def page(tmp_path, monkeypatch):
     """A page, and the Markdown that it has shown so far."""
     shown = []
     monkeypatch.setattr(notebook, "display", lambda what, **_: shown.append(getattr(what, "data", what)))
+    monkeypatch.setattr(lab, "run", lambda runs, *_, **__: Sweep({}))
     return Page("emulated", tmp_path), shown
 
 
@@ -50,10 +53,10 @@ def test_the_short_caption_is_the_long_one_without_what_all_tables_share():
 
 
 @pytest.mark.parametrize("question", homework.QUESTIONS)
-def test_what_all_tables_share_is_said_once_before_the_runs(page, question):
+def test_what_all_tables_share_is_shown_once_before_the_runs(page, question):
     where, shown = page
-    where.announce(homework.plan(question, "emulated"))
-    (text,) = shown
+    where.run(homework.QUESTIONS[question])
+    text = shown[0]
     assert text.startswith("Plan: ") and text.count("measured on the emulated GPU: emulated slow-motion T4") == 1
     assert "opt-mini, prompt 32, generated 8" in text and "page cache natural" in text
     assert "medians of up to 3 repeats" in text
@@ -62,7 +65,7 @@ def test_what_all_tables_share_is_said_once_before_the_runs(page, question):
 
 def test_single_runs_are_no_medians(page):
     where, shown = page
-    where.announce(homework.plan("q1", "emulated", repeats=1))
+    replace(where, parameters={"repeats": 1}).run(homework.QUESTIONS["q1"])
     assert "medians" not in shown[0]
 
 

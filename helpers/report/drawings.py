@@ -47,7 +47,7 @@ class Drawing:
 def tiers(machine: MachineProfile = T4_COLAB, model_name: str = "opt-1.3b") -> Drawing:
     """The three tiers with their sizes, the links with their rates, and what reading the weights over each takes."""
     model_bytes = place(models.resolve(model_name), 100, 0, False).total_bytes
-    axes = _canvas(300)
+    figure, axes = _canvas(300)
     boxes = (
         ("GPU", f"{machine.gpu_mem_gib:.0f} GiB memory", 20),
         ("CPU", f"{machine.host_ram_gib:.0f} GiB RAM", 265),
@@ -83,12 +83,12 @@ def tiers(machine: MachineProfile = T4_COLAB, model_name: str = "opt-1.3b") -> D
     _text(axes, 680, 20, f"machine: {machine.name}", size=9, color=GREY, ha="right")
     times = ", ".join(f"{where} {_duration(model_bytes / 1e9 / rate)}" for rate, where, *_ in links)
     alt = f"Three tiers of {machine.name}: GPU, CPU memory, disk. Reading {model_name}'s weights once takes: {times}."
-    return Drawing("tiers", alt, axes.figure)
+    return Drawing("tiers", alt, figure)
 
 
 def prefill_and_decode(prompt_len: int = 128, gen_len: int = 16) -> Drawing:
     """One prefill pass over the prompt, then one decode pass for each further token; all weights in every pass."""
-    axes = _canvas(290)
+    figure, axes = _canvas(290)
     _text(axes, 20, 24, "Prefill: the prompt, one pass", ha="left", size=11.5, weight="bold", color=VERMILION)
     _text(
         axes, 302, 24, f"Decode: {gen_len - 1} passes, one token each", ha="left", size=11.5, weight="bold", color=BLUE
@@ -118,13 +118,13 @@ def prefill_and_decode(prompt_len: int = 128, gen_len: int = 16) -> Drawing:
         f"{gen_len - 1} passes of one token each. Every pass needs all weights, and the KV cache grows by one token "
         "per pass."
     )
-    return Drawing("prefill_and_decode", alt, axes.figure)
+    return Drawing("prefill_and_decode", alt, figure)
 
 
 def six_numbers(percent: str = "50 30 100 0 100 0") -> Drawing:
     """What each of the six numbers of --percent places, and that the rest of each pair goes to disk."""
     split = OffloadSplit.parse(percent)
-    axes = _canvas(270)
+    figure, axes = _canvas(270)
     _text(axes, 20, 30, "--percent", ha="left", size=13, family="monospace", weight="bold")
     shares = (split.percent[:2], split.percent[2:4], split.percent[4:])
     names = ("weights", "KV cache", "activations")
@@ -137,15 +137,14 @@ def six_numbers(percent: str = "50 30 100 0 100 0") -> Drawing:
         axes.plot([x + 5, x + 5, x + 125, x + 125], [68, 76, 76, 68], color=GREY, linewidth=1.2)
         _text(axes, x + 65, 94, name, size=12, weight="bold")
         _text(axes, x + 65, 114, role, size=8.5, color=GREY)
-        top = 132
+        top = 132.0
         for share, tier in ((gpu, "GPU"), (cpu, "CPU"), (100 - gpu - cpu, "disk")):
-            height = share
             if not share:
                 continue
-            _box(axes, x + 15, top, 100, height, TIER_COLOURS[tier], round_px=2)
-            if height >= 14:
-                _text(axes, x + 65, top + height / 2, f"{share} % {tier}", size=10, color="white", weight="bold")
-            top += height
+            _box(axes, x + 15, top, 100, share, TIER_COLOURS[tier], round_px=2)
+            if share >= 14:
+                _text(axes, x + 65, top + share / 2, f"{share} % {tier}", size=10, color="white", weight="bold")
+            top += share
     _text(axes, 20, 182, "the rest of\neach pair\ngoes to disk", ha="left", size=9.5, color=GREEN)
     _text(
         axes,
@@ -155,12 +154,12 @@ def six_numbers(percent: str = "50 30 100 0 100 0") -> Drawing:
         size=9.5,
     )
     words = "; ".join(f"{name} {gpu} % GPU, {cpu} % CPU, the rest disk" for (gpu, cpu), name in zip(shares, names))
-    return Drawing("six_numbers", f"--percent {percent}: {words}.", axes.figure)
+    return Drawing("six_numbers", f"--percent {percent}: {words}.", figure)
 
 
 def block_schedule(layers: int = 4, batches: int = 3) -> Drawing:
     """FlexGen's zig-zag over layers and micro-batches, and how a layer's loading hides behind another's computing."""
-    axes = _canvas(400)
+    figure, axes = _canvas(400)
     _text(
         axes,
         20,
@@ -224,12 +223,12 @@ def block_schedule(layers: int = 4, batches: int = 3) -> Drawing:
         "FlexGen computes a layer for every micro-batch before the next layer, so weights loaded once serve all of "
         "them. Meanwhile it loads the next layer's weights and the next KV cache and stores the last one."
     )
-    return Drawing("block_schedule", alt, axes.figure)
+    return Drawing("block_schedule", alt, figure)
 
 
 def page_cache(machine: MachineProfile = T4_COLAB, model_name: str = "opt-1.3b") -> Drawing:
     """Where the page cache sits between disk and process, and what FlexGen's copy buffers leave of it."""
-    axes = _canvas(370)
+    figure, axes = _canvas(370)
     boxes = (
         (510, "disk", GREEN, "weights' files"),
         (275, "page cache", GREEN, "free RAM, kept by\nthe kernel"),
@@ -266,7 +265,7 @@ def page_cache(machine: MachineProfile = T4_COLAB, model_name: str = "opt-1.3b")
     for y, name, run in ((200, "FlexGen as is", on_disk), (268, "--copy-buffer fit", fitted)):
         pinned = COPY_THREADS * copy_buffer_bytes(run) / GIB
         _text(axes, 150, y + 18, name, ha="right", size=10)
-        x = 160.0
+        left = 160.0
         cache = max(0.0, ram - process - pinned)
         fits = cache >= weights_gib
         for gib, what, colour in (
@@ -274,12 +273,12 @@ def page_cache(machine: MachineProfile = T4_COLAB, model_name: str = "opt-1.3b")
             (pinned, "pinned copy buffers", ORANGE),
             (cache, "page cache", GREEN),
         ):
-            _box(axes, x, y, scale * gib - 2, 36, colour, round_px=3)
+            _box(axes, left, y, scale * gib - 2, 36, colour, round_px=3)
             if scale * gib > 110:
-                _text(axes, x + scale * gib / 2, y + 18, f"{what} {gib:.1f}", size=9.5, color="white", weight="bold")
+                _text(axes, left + scale * gib / 2, y + 18, f"{what} {gib:.1f}", size=9.5, color="white", weight="bold")
             elif scale * gib > 55:
-                _text(axes, x + scale * gib / 2, y + 18, f"{gib:.1f}", size=9.5, color="white", weight="bold")
-            x += scale * gib
+                _text(axes, left + scale * gib / 2, y + 18, f"{gib:.1f}", size=9.5, color="white", weight="bold")
+            left += scale * gib
         verdict = "stay in the page cache" if fits else "do not fit: every pass reads the disk"
         verdict = f"{weights_gib:.1f} GiB of weights {verdict}"
         _text(axes, 660, y + 50, verdict, ha="right", size=9.5, color=BLUE if fits else VERMILION, weight="bold")
@@ -291,12 +290,12 @@ def page_cache(machine: MachineProfile = T4_COLAB, model_name: str = "opt-1.3b")
         f"disk. On {machine.name}, FlexGen's 8 GiB of pinned copy buffers leave too little of it for {model_name}'s "
         "weights; with buffers that fit the tensors, all of them stay."
     )
-    return Drawing("page_cache", alt, axes.figure)
+    return Drawing("page_cache", alt, figure)
 
 
 def four_bit_group(seed: int = 4) -> Drawing:
     """A group of 64 fp16 weights, stored as 64 4-bit steps between its minimum and maximum."""
-    axes = _canvas(320)
+    figure, axes = _canvas(320)
     weights = np.random.default_rng(seed).normal(0, 0.02, 64)
     low, high = float(weights.min()), float(weights.max())
     steps = np.round((weights - low) / (high - low) * 15)
@@ -345,7 +344,7 @@ def four_bit_group(seed: int = 4) -> Drawing:
         "A group of 64 fp16 weights takes 128 bytes. In 4 bits each becomes one of 16 steps between the group's "
         "minimum and maximum: 32 bytes, and 4 for minimum and scale."
     )
-    return Drawing("four_bit_group", alt, axes.figure)
+    return Drawing("four_bit_group", alt, figure)
 
 
 ALL = (tiers, six_numbers, block_schedule, prefill_and_decode, page_cache, four_bit_group)
@@ -354,13 +353,13 @@ ALL = (tiers, six_numbers, block_schedule, prefill_and_decode, page_cache, four_
 # ---- drawing in pixels, from the upper left -------------------------------------------------------------------------
 
 
-def _canvas(height_px: float) -> Axes:
+def _canvas(height_px: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH_PX / PIXELS_PER_INCH, height_px / PIXELS_PER_INCH))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, WIDTH_PX)
     axes.set_ylim(height_px, 0)
     axes.axis("off")
-    return axes
+    return figure, axes
 
 
 def _box(
@@ -374,7 +373,8 @@ def _box(
 
 
 def _text(axes: Axes, x: float, y: float, text: str, background: str = "", **style: Any) -> None:
-    style = {"ha": "center", "va": "center_baseline", "size": 10, "color": INK, "linespacing": 1.35} | style
+    defaults: dict[str, Any] = {"ha": "center", "va": "center_baseline", "size": 10, "color": INK, "linespacing": 1.35}
+    style = defaults | style
     if background:
         style["bbox"] = {"facecolor": background, "edgecolor": "none", "pad": 2}
     axes.text(x, y, text, parse_math=False, **style)
