@@ -1,4 +1,8 @@
-"""The command line: `python -m helpers COMMAND`. Exit codes: 0 done, 1 something failed, 2 refused before a start."""
+"""LLM offloading lab: run FlexGen, predict it, and turn figures into a report.
+
+Exit codes: 0 done, 1 something failed (whatever finished is kept), 2 refused
+before anything started.
+"""
 
 from __future__ import annotations
 
@@ -9,223 +13,198 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from helpers import paths
+from helpers import flexgen_command, homework, options, paths
 from helpers.errors import Refused, say_warning
+from helpers.flexgen_command import OneLineParser
 from helpers.homework import QUESTIONS
+from helpers.settings import OffloadSplit, RunSettings
 
-PERCENT = "GPU and CPU share of weights, of KV cache, of activations: WG WC CG CC AG AC; the rest goes to disk"
 DONE, FAILED, REFUSED = 0, 1, 2
-PREDICTED_WITHIN = 0.1  # about what predictions are off by on the mean, on machines they were judged on: README.md
-NOTEBOOKS_WITHOUT_RUNS = ("machine", "explore", "faster")  # of the homework's; `run` takes their names too
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argparse parser that refuses in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise Refused(message)
+WITH_RUNS = (*QUESTIONS, "faster")  # notebooks that run settings of `homework`
+NOTEBOOKS = ("machine", *WITH_RUNS, "explore")
+SPLIT = "--percent 50 0 100 0 100 0"
+EXAMPLES = {
+    "run": "python -m helpers run q1 q2 --dry-run",
+    "measure": f"python -m helpers measure {SPLIT} --gpu-batch-size 1,4,16\n"
+    "  python -m helpers measure -- python3 -m flexgen.flex_opt --percent ...",
+    "place": "python -m helpers place --percent 20 80 100 0 100 0",
+    "predict": f"python -m helpers predict {SPLIT} --machine t4-colab",
+    "search": "python -m helpers search --model opt-6.7b --machine t4-colab",
+    "analyze": "python -m helpers analyze fo-1.3b-*.log iostat.txt --output report\n"
+    "  python -m helpers analyze --template > figures.csv",
+    "doctor": "python -m helpers doctor",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    given: argparse.Namespace = argparse.Namespace()
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        _check_text(given)
-        options = _parser().parse_args(given)
+        typed = list(sys.argv[1:] if arguments is None else arguments)
+        _check_text(typed)
+        parser = _parser()
+        if not typed:
+            parser.print_help()
+            return DONE
+        pasted = typed[typed.index("--") + 1 :] if "--" in typed else []
+        given = parser.parse_args(typed[: typed.index("--")] if "--" in typed else typed)
+        if "--" in typed and given.name != "measure":
+            raise Refused(f"-- {' '.join(pasted)}: only measure takes FlexGen's command line")
+        given.pasted = pasted
         with warnings.catch_warnings():
             warnings.showwarning = say_warning
-            code = options.command(options)
+            code = given.command(given)
             sys.stdout.flush()
             return code
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
-    except OSError as error:  # a disk that is full, a file that is gone: something was started
-        if isinstance(error, BrokenPipeError) and _nobody_reads_on():
+    except OSError as error:  # a full disk, a vanished file: something had started
+        if isinstance(error, BrokenPipeError) and _reader_closed_the_pipe():
             return DONE
-        where = f", writing to {options.output}" if error.filename is None and "output" in options else ""
+        where = f", writing to {given.output}" if error.filename is None and "output" in given else ""
         print(f"failed: {error}{where}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
+        print("interrupted; finished results are kept, and the same command continues from there", file=sys.stderr)
         return FAILED
 
 
-def _nobody_reads_on() -> bool:
-    """Whether who read stdout has had enough, as `| head` has: then what is left to say goes nowhere."""
+def _reader_closed_the_pipe() -> bool:
+    """Return True if stdout's reader has closed the pipe (`| head`); the rest of the output is then dropped."""
     stdout = select.poll()
     stdout.register(sys.stdout, 0)
-    gone = any(event & select.POLLERR for _, event in stdout.poll(0))
-    if gone:
+    closed = any(event & select.POLLERR for _, event in stdout.poll(0))
+    if closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return gone
+    return closed
 
 
 def _check_text(arguments: Sequence[str]) -> None:
-    """Raises Refused for a name in bytes that are no text: neither a table nor a report could hold it."""
+    """Raises Refused for a name that isn't UTF-8: neither a table nor a report could hold it."""
     for argument in arguments:
         try:
-            os.fsencode(argument).decode("utf-8")  # the bytes as they were typed, whatever the locale made of them
+            os.fsencode(argument).decode("utf-8")  # the bytes as typed, whatever the locale made of them
         except UnicodeDecodeError:
             raise Refused(f"{argument!a}: not UTF-8; choose another name") from None
 
 
+# ---- what can be typed
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m helpers", description=__doc__)
-    commands = parser.add_subparsers(metavar="COMMAND", parser_class=OneLineParser)
-    parser.set_defaults(command=lambda _: parser.error(f"no COMMAND (choose from {', '.join(commands.choices)})"))
+    layout: Any = partial(argparse.RawDescriptionHelpFormatter, width=80, max_help_position=26)
+    parser = OneLineParser(prog="python -m helpers", description=__doc__, formatter_class=layout)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
+    parser.epilog = "python -m helpers COMMAND --help lists a command's flags."
 
-    run = commands.add_parser("run", help="run notebooks through papermill and write the report")
-    names = ", ".join([*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS])
-    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{names}; none: every notebook")
-    run.add_argument("--device", default="auto", help="auto, cuda or emulated")
+    def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        epilog = f"example:\n  {EXAMPLES[name]}"
+        added = commands.add_parser(name, help=text, description=f"{text}.", epilog=epilog, formatter_class=layout)
+        added.set_defaults(command=does, name=name)
+        return added
+
+    def output(of: argparse.ArgumentParser) -> None:
+        of.add_argument(
+            "--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR", help="folder for results (default: outputs)"
+        )
+
+    device_help = "auto (default): CUDA if there is a GPU"
+    homeworks = {
+        name: " on CUDA, ".join(dict.fromkeys(str(by_device[device]) for device in ("cuda", "emulated")))
+        + (" emulated" if by_device["cuda"] != by_device["emulated"] else "")
+        for name, by_device in _homework_defaults().items()
+    }
+
+    run = command("run", _run, "run notebooks and write the report")
+    run.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(NOTEBOOKS)} (default: all)")
+    run.add_argument("--device", default="auto", metavar="auto|cuda|emulated", help=device_help)
     run.add_argument("--model", default="", help="default: opt-1.3b on CUDA, opt-mini emulated")
-    run.add_argument(
-        "--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR", help="default: outputs/ of the project"
-    )
-    run.add_argument("--page-cache", default="natural", help="natural or cold")
-    run.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        metavar="N",
-        help="times that each run is measured, fewer once that took a minute (default: 3)",
-    )
-    run.add_argument("--fresh", action="store_true", help="measure anew; earlier results are set aside")
-    run.add_argument("--dry-run", action="store_true", help="list the runs and which are known already, start nothing")
-    run.set_defaults(command=_run)
+    output(run)
+    options.add_arguments(run, RunSettings, "page_cache", "repeats")
+    run.add_argument("--fresh", action="store_true", help="measure again; earlier results are set aside")
+    run.add_argument("--dry-run", action="store_true", help="list the runs and whether they are known; start nothing")
 
-    measure = commands.add_parser("measure", help="one run")
-    _add_settings(measure, "opt-1.3b on CUDA, opt-mini emulated")
-    measure.add_argument("--device", default="auto", help="auto, cuda or emulated")
-    measure.add_argument("--page-cache", default="natural", help="natural or cold")
-    measure.add_argument("--disk-reader", default="stock", help="stock, or direct: weights by O_DIRECT")
-    measure.add_argument("--copy-buffer", default="stock", help="stock: 8 GiB, pinned; or fit: the largest tensor")
-    measure.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        metavar="N",
-        help="times to measure, fewer once that took a minute (default: 3)",
-    )
-    measure.add_argument("--offload-dir", default=None, metavar="DIR", help="where the disk tier is put during the run")
-    measure.add_argument(
-        "--output", default=str(paths.DEFAULT_OUTPUT), metavar="DIR", help="default: outputs/ of the project"
-    )
+    measure = command("measure", _measure, "measure one run, or a sweep: flags take lists such as 1,4,16")
+    flexgen_command.add_arguments(measure, homeworks)
+    measure.add_argument("--device", default="auto", metavar="auto|cuda|emulated", help=device_help)
+    options.add_arguments(measure, RunSettings, "page_cache", "disk_reader", "copy_buffer", "repeats")
+    output(measure)
     measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
-    measure.add_argument("--json", action="store_true")
-    measure.set_defaults(command=_measure)
+    measure.add_argument("--json", action="store_true", help="print one JSON object")
 
-    place = commands.add_parser("place", help="where FlexGen puts the weights for a split")
-    place.add_argument("--percent", nargs="+", required=True, metavar="N", help=PERCENT)
-    place.add_argument(
-        "--to", nargs="+", metavar="N", help="another split: list each placement there is from one to the other, once"
-    )
+    place = command("place", _place, "show where FlexGen puts the weights for a split")
+    options.add_arguments(place, RunSettings, "split", "compress_weight")
+    place.add_argument("--to", nargs="+", metavar="N", help="list each distinct placement from --percent to this split")
     place.add_argument("--model", default="opt-1.3b", help="default: opt-1.3b")
-    place.add_argument("--compress-weight", action="store_true")
-    place.add_argument("--json", action="store_true")
-    place.set_defaults(command=_place)
+    place.add_argument("--json", action="store_true", help="print one JSON object")
 
-    predict = commands.add_parser("predict", help="memory and time of a run on a machine, without running it")
-    _add_settings(predict, "opt-1.3b")
-    predict.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine profile")
-    predict.add_argument("--json", action="store_true")
-    predict.set_defaults(command=_predict)
+    machine_help = "t4-colab, t4-gcp or a profile's file (default: this machine's, from notebook 00)"
+    predict = command("predict", _predict, "predict memory and time of a run without running it")
+    options.add_arguments(predict, RunSettings, *flexgen_command.FLEXGENS, defaults=homeworks)
+    options.add_arguments(predict, RunSettings, "page_cache", "disk_reader", "copy_buffer")
+    predict.add_argument("--machine", metavar="NAME|FILE", help=machine_help)
+    predict.add_argument("--device", metavar="cuda|emulated", help="default: the machine's")
+    predict.add_argument("--json", action="store_true", help="print one JSON object")
 
-    search = commands.add_parser("search", help="the fastest setting that fits a machine")
+    search = command("search", _search, "find the fastest setting that fits a machine")
     search.add_argument("--model", default="opt-1.3b", help="default: opt-1.3b")
-    search.add_argument("--machine", required=True, metavar="NAME|FILE", help="a machine profile")
-    search.add_argument("--prompt-len", type=int, default=128, help="default: 128")
-    search.add_argument("--gen-len", type=int, default=16, help="default: 16")
-    search.add_argument("--json", action="store_true")
-    search.set_defaults(command=_search)
+    search.add_argument("--machine", metavar="NAME|FILE", help=machine_help)
+    options.add_arguments(search, RunSettings, "prompt_len", "gen_len", defaults=homeworks)
+    search.add_argument("--json", action="store_true", help="print one JSON object")
 
-    analyze = commands.add_parser("analyze", help="tables, plots and answers from figures alone")
-    analyze.add_argument("file", metavar="RESULTS", help="a .jsonl log, or a .csv with the reference's columns")
-    analyze.add_argument("--output", required=True, metavar="DIR")
-    analyze.set_defaults(command=_analyze)
+    analyze = command("analyze", _analyze, "make tables, plots and answers from figures alone")
+    analyze.add_argument("files", nargs="+", metavar="PATH", help="a .csv of figures or a .jsonl log")
+    analyze.add_argument("--output", required=True, metavar="DIR", help="folder for the report")
 
-    doctor = commands.add_parser("doctor", help="is this machine ready? one line a check")
-    doctor.add_argument("--json", action="store_true")
-    doctor.set_defaults(command=_doctor)
+    doctor = command("doctor", _doctor, "check whether this machine is ready")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser, model: str) -> None:
-    """FlexGen's own flags, by its own names."""
-    parser.add_argument("--percent", nargs="+", required=True, metavar="N", help=PERCENT)
-    parser.add_argument("--model", default="", help=f"default: {model}")
-    parser.add_argument("--prompt-len", type=int)
-    parser.add_argument("--gen-len", type=int)
-    parser.add_argument("--gpu-batch-size", type=int)
-    parser.add_argument("--num-gpu-batches", type=int)
-    parser.add_argument("--compress-weight", action="store_true")
-    parser.add_argument("--compress-cache", action="store_true")
-    parser.add_argument("--cpu-cache-compute", action="store_true")
-    parser.add_argument("--attn-sparsity", type=float, default=1.0)
-    parser.add_argument("--overlap", type=_flexgen_bool, default=True, metavar="BOOL")
-    parser.add_argument("--pin-weight", type=_flexgen_bool, default=True, metavar="BOOL")
-    parser.add_argument("--debug-mode", default=None, help="breakdown or fewer_batch")
-
-
-def _flexgen_bool(text: str) -> bool:
-    """FlexGen's `str2bool`."""
-    if text.lower() in ("yes", "true", "t", "y", "1"):
-        return True
-    if text.lower() in ("no", "false", "f", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-def _settings(options: argparse.Namespace, device: str, **more: Any) -> Any:
-    from helpers import homework
-    from helpers.settings import OffloadSplit, RunSettings, Workload
-
-    asked = {
-        name: getattr(options, name)
-        for name in ("gpu_batch_size", "num_gpu_batches", "prompt_len", "gen_len")
-        if getattr(options, name) is not None
+def _homework_defaults() -> dict[str, dict[str, Any]]:
+    """The homework's model and workload by option, then by device."""
+    works = {device: work.model_dump() for device, work in homework.WORKLOAD.items()}
+    return {"model": homework.MODEL} | {
+        name: {device: work[name] for device, work in works.items()} for name in works["cuda"]
     }
-    return RunSettings(
-        model=options.model or homework.MODEL[device],
-        split=OffloadSplit.parse(options.percent),
-        workload=Workload(**{**homework.WORKLOAD[device].model_dump(), **asked}),
-        device=device,
-        compress_weight=options.compress_weight,
-        compress_cache=options.compress_cache,
-        cpu_cache_compute=options.cpu_cache_compute,
-        attn_sparsity=options.attn_sparsity,
-        overlap=options.overlap,
-        pin_weight=options.pin_weight,
-        debug_mode=options.debug_mode,
-        **more,
-    )
 
 
-def _run(options: argparse.Namespace) -> int:
-    from helpers import forecast, homework, lab, models, results
+def _settings(given: argparse.Namespace, device: str) -> dict[str, RunSettings]:
+    """The runs that were asked for by name, with the homework's model and workload for whatever wasn't given."""
+    defaults = {name: by_device[device] for name, by_device in _homework_defaults().items()} | {"device": device}
+    given.device = None
+    runs = [RunSettings.of(**(defaults | values)) for values in options.given(given, RunSettings)]
+    return {run.key: run for run in runs}
 
-    device = lab.choose_device(options.device)
-    if options.page_cache not in ("natural", "cold"):
-        raise Refused(f"--page-cache {options.page_cache}: choose natural or cold")
-    if options.model:
-        models.resolve(options.model)
-    plan = {}
-    for question in options.questions or QUESTIONS:
-        if question not in (*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS):
-            raise Refused(f"question {question!r}: choose from {', '.join((*QUESTIONS, *NOTEBOOKS_WITHOUT_RUNS))}")
-        if question in NOTEBOOKS_WITHOUT_RUNS:
-            continue
-        plan |= homework.plan(question, device, options.model, options.page_cache, options.repeats)
-    # Notebooks run in a folder of their own: no path may be relative.
-    output = paths.folder(options.output, "--output").resolve()
-    if options.dry_run:
-        plan, dear = forecast.affordable(plan, output, options.fresh)
-        for name, seconds in dear.items():
-            print(f"{name:18} {'left out':10} beside the homework, {forecast.in_words(seconds)} on this machine")
-        unknown = list(plan) if options.fresh else lab.without_figures(plan, output)
+
+# ---- the commands
+
+
+def _run(given: argparse.Namespace) -> int:
+    from helpers import forecast, lab, models, results
+
+    device = lab.choose_device(given.device)
+    for question in given.questions:
+        if question not in NOTEBOOKS:
+            raise Refused(f"question {question!r}: choose from {', '.join(NOTEBOOKS)}")
+    if given.model:
+        models.resolve(given.model)
+    (common,) = _one_of_each(given)
+    plan: dict[str, RunSettings] = {}
+    for question in given.questions or QUESTIONS:
+        if question in WITH_RUNS:
+            plan |= homework.plan(question, device, given.model, **common)
+    output = paths.folder(given.output, "--output").resolve()  # notebooks run in a folder of their own
+    if given.dry_run:
+        plan, slow = forecast.affordable(plan, output, given.fresh)
+        for name, seconds in slow.items():
+            print(f"{name:18} {'left out':10} optional, {forecast.in_words(seconds)} on this machine")
+        unknown = list(plan) if given.fresh else lab.without_figures(plan, output)
         for name, settings in plan.items():
             print(f"{name:18} {'would run' if name in unknown else 'known':10} {lab.describe(settings)}")
         _say(f"{len(unknown)} of {len(plan)} runs would start; results are kept in {output / results.LOG_NAME}")
@@ -233,16 +212,11 @@ def _run(options: argparse.Namespace) -> int:
 
     from helpers import suite
 
-    folder = models.local_folder(options.model) if options.model else None
-    parameters = {
-        "device": device,
-        "model": str(folder or options.model),
-        "page_cache": options.page_cache,
-        "repeats": options.repeats,
-        "output_dir": str(output),
-    }
-    runs = suite.run(options.questions or list(suite.NOTEBOOKS), parameters, output, options.fresh, _say)
-    broken = any(one.error for one in runs)
+    model = str(models.local_folder(given.model) or given.model) if given.model else ""
+    parameters = {"device": device, "model": model, **common, "output_dir": str(output)}
+    questions = given.questions or [name for name in suite.NOTEBOOKS if name != "faster"]
+    ran = suite.run(questions, parameters, output, given.fresh, _say)
+    broken = any(one.error for one in ran)
     if not plan:
         return FAILED if broken else DONE
     missing = lab.without_figures(forecast.affordable(plan, output)[0], output)
@@ -251,279 +225,165 @@ def _run(options: argparse.Namespace) -> int:
     try:
         written = suite.write_report(output)
         _say(f"report: {next(path for path in written if path.suffix == '.html')}")
-    except Refused as refused:  # something was started: what came of it is not refused, it failed
+    except Refused as refused:  # runs had started, so this is a failure
         _say(f"no report: {refused}")
         return FAILED
     return FAILED if missing or broken else DONE
 
 
-def _measure(options: argparse.Namespace) -> int:
-    from helpers import lab, paths, results
-
-    device = lab.choose_device(options.device)
-    settings = _settings(
-        options,
-        device,
-        page_cache=options.page_cache,
-        disk_reader=options.disk_reader,
-        copy_buffer=options.copy_buffer,
-        repeats=options.repeats,
-    )
-    output = paths.folder(options.output, "output folder")
-    known = not options.fresh and not lab.without_figures({"it": settings}, output)
-    sweep = lab.run(settings, output, fresh=options.fresh, offload_root=options.offload_dir, say=_say)
-    (record,) = sweep.records.values()
-    log = output / results.LOG_NAME
-    if known:
-        _say(f"known since {record.started_at}, measured earlier and recorded in {log}; --fresh measures again")
-    else:
-        _say(f"recorded in {log}")
-    figures = {
-        "status": record.failure.kind if record.failure else record.status,
-        "device": settings.device,
-        "kind": record.kind,
-        "machine": record.machine.name,
-        "model": record.settings.model,
-        "percent": str(settings.split),
-        "achieved": _achieved(settings),
-        "started_at": record.started_at,
-        "known": known,
-        "results": str(log),
-        "total_throughput_tok_s": record.total_throughput_tok_s,
-        "total_throughputs_tok_s": list(record.throughputs_tok_s),
-        "prefill_latency_s": record.prefill_latency_s,
-        "decode_latency_s": record.decode_latency_s,
-        "total_latency_s": record.total_latency_s,
-        "peak_gpu_mem_gib": record.peak_gpu_mem_gib,
-        "bytes_from_disk": record.bytes_from_disk,
-        "bytes_expected_from_disk": record.bytes_expected_from_disk,
-        "projected": record.projected,
-        "weights": record.weights,
-        "command": settings.flexgen_command,
-        "notes": list(record.notes),
-        "reason": record.failure.message if record.failure else None,
-    }
-    _print(figures, options.json, {"achieved": str(_placement(settings))})
-    if record.failure and record.failure.kind == "refused":
-        return REFUSED
-    return FAILED if record.failure else DONE
+def _one_of_each(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The page cache and the repeats of a `run`, one value each."""
+    chosen = argparse.Namespace(page_cache=given.page_cache or "natural", repeats=given.repeats or "3")
+    found = options.given(chosen, RunSettings)
+    if len(found) > 1:
+        raise Refused("run: --page-cache and --repeats take one value; measure takes lists")
+    return found
 
 
-def _place(options: argparse.Namespace) -> int:
-    from helpers import models
-    from helpers.placement import TIERS, asked_and_achieved
-    from helpers.settings import OffloadSplit
+def _measure(given: argparse.Namespace) -> int:
+    from helpers import lab, results
+    from helpers.predict.figures import placement_of
+    from helpers.printing import lines
 
-    split, model = OffloadSplit.parse(options.percent), models.resolve(options.model)
-    if options.to is not None:
-        return _placements_between(options, model, split, OffloadSplit.parse(options.to))
-    found = asked_and_achieved(model, split, options.compress_weight)
-    if options.json:
-        print(json.dumps(found))
-        return DONE
-    print(f"{found['model']}, --percent {split}{', 4-bit weights' if options.compress_weight else ''}")
-    for tier in TIERS:
-        achieved = found["achieved"]
-        print(
-            f"{tier:5} asked {found['asked'][f'{tier}_percent']:3d} %   "
-            f"achieved {achieved[f'{tier}_percent']:5.1f} %   {achieved[f'{tier}_gib']:.3f} GiB"
+    if given.pasted:
+        pasted = flexgen_command.parse(given.pasted)
+        device = pasted.device or given.device
+        given = argparse.Namespace(
+            **{name: value if value is not None else getattr(pasted, name, None) for name, value in vars(given).items()}
         )
-    return DONE
+        given.device = device
+    elif given.split is None:
+        raise Refused("--percent is missing: six numbers, such as --percent 50 0 100 0 100 0")
+    for remark in flexgen_command.remarks(given):
+        _say(remark)
+    device = lab.choose_device(given.device)
+    runs = _settings(given, device)
+    output = paths.folder(given.output, "output folder")
+    unknown = set(runs) if given.fresh else set(lab.without_figures(runs, output))
+    sweep = lab.run(runs, output, fresh=given.fresh, offload_root=given.offload_dir, say=_say)
+    log = output / results.LOG_NAME
+    figures = [
+        record.as_json() | {"known": name not in unknown, "results": str(log)} for name, record in sweep.records.items()
+    ]
+    for one in figures:
+        known = f"known since {one['started_at']}, measured earlier and recorded in {log}; --fresh measures again"
+        _say(known if one["known"] else f"recorded in {log}")
+    if given.json:
+        print(json.dumps(figures[0] if len(figures) == 1 else {"runs": figures}))
+    else:
+        texts = {name: placement_of(run) for name, run in runs.items()}
+        print("\n\n".join(lines(one | {"achieved": text}) for one, text in zip(figures, texts.values())))
+    failures = [record.failure for record in sweep.records.values() if record.failure]
+    if failures and all(failure.kind == "refused" for failure in failures):
+        return REFUSED
+    return FAILED if failures else DONE
 
 
-def _placements_between(options: argparse.Namespace, model: Any, start: Any, end: Any) -> int:
-    """Each distinct placement on the way from one split to another: what a sweep has to measure."""
+def _place(given: argparse.Namespace) -> int:
+    from helpers import models
     from helpers.placement import TIERS, asked_and_achieved, place
     from helpers.predict import search
 
-    if start.percent[2:] != end.percent[2:]:
-        raise Refused(f"--to {end}: the weights alone may differ from --percent {start}, not the cache or activations")
-    splits = search.distinct_placements(model, start, end)
-    if options.json:
-        print(json.dumps([asked_and_achieved(model, split, options.compress_weight) for split in splits]))
-        return DONE
-    print(f"{model.name}: {len(splits)} placements from --percent {start} to {end}")
-    for split in splits:
-        placed = place(model, split.weights_gpu, split.weights_cpu, options.compress_weight)
-        shares = {tier: placed.percent(tier) for tier in TIERS}
-        achieved = " + ".join(f"{share:.3f} % {tier}" for tier, share in shares.items() if share)  # a vector is little
-        print(f"--percent {split!s:24} achieved {achieved}")
-    return DONE
-
-
-def _predict(options: argparse.Namespace) -> int:
-    from helpers.machine import profiles
-    from helpers.predict import time_model
-
-    profile = profiles.load(options.machine)
-    settings = _settings(options, "cuda")
-    found = time_model.predict(settings, profile)
-    placement = _placement(settings)
-    reason = None if found.fits else _what_does_not_fit(found, profile)
-    figures = {
-        "kind": "predicted",
-        "machine": profile.name,
-        "model": settings.model,
-        "percent": str(settings.split),
-        "achieved": _achieved(settings),
-        "fits": found.fits,
-        "reason": reason,
-        "total_throughput_tok_s": found.total_throughput_tok_s,
-        "total_throughput_tok_s_bounds": list(found.total_throughput_tok_s_bounds),
-        "prefill_latency_s": found.prefill_latency_s,
-        "decode_latency_s": found.decode_latency_s,
-        "total_latency_s": found.total_latency_s,
-        "bottleneck": found.bottleneck,
-        "terms_s": found.terms_s,
-        "peak_gpu_mem_gib": found.peak_gpu_mem_gib,
-        "peak_gpu_mem_gib_range": list(found.peak_gpu_mem_gib_range),
-        "host_mem_gib": found.host_mem_gib,
-        "page_cache_serves_disk": found.page_cache_serves_disk,
-        "command": settings.flexgen_command,
-    }
-    if reason and not options.json:
-        print(f"does not fit: {reason}; time and throughput are as if there were enough")
-    longest = {name: seconds for name, seconds in found.terms_s.items() if seconds > 1e-3 * found.total_latency_s}
-    _print(
-        figures,
-        options.json,
-        {
-            "achieved": str(placement),
-            "reason": None,
-            "terms_s": f"\n{'':30} ".join(f"{name} {_in_words(seconds)} s" for name, seconds in longest.items()),
-        },
-    )
-    return DONE
-
-
-def _what_does_not_fit(found: Any, profile: Any) -> str:
-    """Which memory a prediction needs more of than the machine has for it, in GiB."""
-    from helpers.units import GIB
-
-    memories = (
-        ("GPU memory", found.peak_gpu_mem_gib_range[1], profile.usable_gpu_bytes / GIB, profile.gpu_overhead_gib),
-        ("host memory", found.host_mem_gib, profile.usable_host_bytes / GIB, profile.host_overhead_gib),
-    )
-    return "; ".join(
-        f"needs {needed_gib:.2f} GiB of {what}, {profile.name} has {usable_gib:.2f} "
-        f"(and {overhead_gib:.2f} that Python, torch and CUDA take)"
-        for what, needed_gib, usable_gib, overhead_gib in memories
-        if needed_gib > usable_gib
-    )
-
-
-def _search(options: argparse.Namespace) -> int:
-    from helpers.machine import profiles
-    from helpers.predict import search
-
-    profile = profiles.load(options.machine)
-    found = search.best(options.model, profile, options.prompt_len, options.gen_len)
-    ranked = (found.best, *found.runners_up)
-    choices = [
-        {
-            "percent": str(choice.settings.split),
-            "achieved": _achieved(choice.settings),
-            "gpu_batch_size": choice.settings.workload.gpu_batch_size,
-            "num_gpu_batches": choice.settings.workload.num_gpu_batches,
-            "compress_weight": choice.settings.compress_weight,
-            "compress_cache": choice.settings.compress_cache,
-            "cpu_cache_compute": choice.settings.cpu_cache_compute,
-            "total_throughput_tok_s": choice.prediction.total_throughput_tok_s,
-            "peak_gpu_mem_gib": choice.prediction.peak_gpu_mem_gib,
-            "host_mem_gib": choice.prediction.host_mem_gib,
-            "bottleneck": choice.prediction.bottleneck,
-            "command": choice.command,
-        }
-        for choice in ranked
-    ]
-    if options.json:
-        print(
-            json.dumps(
-                {
-                    "kind": "predicted",
-                    "machine": profile.name,
-                    "model": options.model,
-                    "compared": found.compared,
-                    "limit": found.limit,
-                    "best": choices[0],
-                    "runners_up": choices[1:],
-                }
+    model = models.resolve(given.model)
+    (asked,) = options.given(argparse.Namespace(split=given.split, compress_weight=given.compress_weight), RunSettings)
+    split, compress = asked["split"], asked.get("compress_weight", False)
+    splits = [split]
+    if given.to is not None:
+        end = OffloadSplit.parse(given.to)
+        if split.percent[2:] != end.percent[2:]:
+            raise Refused(f"--to {end}: only the weights may differ from --percent {split}, not cache or activations")
+        splits = list(search.distinct_placements(model, split, end))
+    found = [asked_and_achieved(model, one, compress) for one in splits]
+    if given.json:
+        print(json.dumps(found if given.to is not None else found[0]))
+    elif given.to is not None:
+        print(f"{model.name}: {len(splits)} placements from --percent {split} to {end}")
+        for one in splits:
+            placed = place(model, one.weights_gpu, one.weights_cpu, compress)
+            shares = ((placed.percent(tier), tier) for tier in TIERS)
+            achieved = " + ".join(f"{share:.3f} % {tier}" for share, tier in shares if share)
+            print(f"--percent {one!s:24} achieved {achieved}")
+    else:
+        print(f"{model.name}, --percent {split}{', 4-bit weights' if compress else ''}")
+        for tier in TIERS:
+            asked_percent, achieved = found[0]["asked"][f"{tier}_percent"], found[0]["achieved"]
+            print(
+                f"{tier:5} asked {asked_percent:3d} %   "
+                f"achieved {achieved[f'{tier}_percent']:5.1f} %   {achieved[f'{tier}_gib']:.3f} GiB"
             )
-        )
-        return DONE
-    print(f"predicted for {profile.name}, the best of {found.compared:,} settings that fit; {found.limit}")
-    for choice, figures in zip(ranked, choices):
-        split = choice.settings.split
-        print(
-            f"{figures['total_throughput_tok_s']:9.2f} token/s  {figures['peak_gpu_mem_gib']:7.2f} GiB GPU  "
-            f"{figures['host_mem_gib']:7.2f} GiB host  {figures['bottleneck']:16}  {figures['command']}\n"
-            f"{'':9}  weights: asked {split.weights_gpu} % GPU + {split.weights_cpu} % CPU + "
-            f"{split.weights_disk} % disk, achieved {_placement(choice.settings)}"
-        )
-    least = (1 - PREDICTED_WITHIN) * choices[0]["total_throughput_tok_s"]
-    alike = sum(figures["total_throughput_tok_s"] >= least for figures in choices)
-    if alike > 1:
-        print(
-            f"the first {alike} are within {100 * PREDICTED_WITHIN:.0f} % of the fastest, and predictions are hardly "
-            "surer than that: only measuring tells which is the fastest"
-        )
     return DONE
 
 
-def _print(figures: dict[str, Any], as_json: bool, for_people: dict[str, Any]) -> None:
-    """One JSON object, or a line a figure; `for_people` has what reads otherwise there."""
-    if as_json:
-        print(json.dumps(figures))
-        return
-    for name, figure in (figures | for_people).items():
-        if name in ("reason", "notes") and not figure:
-            continue
-        print(f"{name:30} {_in_words(figure)}")
+def _profile(given: argparse.Namespace) -> Any:
+    """The machine that was named, or the one at hand: the emulated one, or the one that notebook 00 measured."""
+    from helpers.machine import profiles
+    from helpers.machine.emulation import EMULATED_T4
+
+    if given.machine:
+        return EMULATED_T4 if given.machine in ("emulated", EMULATED_T4.name) else profiles.load(given.machine)
+    if getattr(given, "device", None) == "emulated":
+        return EMULATED_T4
+    kept = profiles.kept_in(paths.DEFAULT_OUTPUT)
+    if kept is None:
+        names = ", ".join(profiles.PROFILES)
+        raise Refused(f"--machine is missing: {names} or a profile's file; notebook 00 makes this machine's profile")
+    _say(f"machine: {kept.name}, from {paths.DEFAULT_OUTPUT / profiles.PROFILE_NAME}")
+    return kept
 
 
-def _in_words(figure: Any) -> str:
-    """A figure as people read it: four significant digits, a list with commas."""
-    if figure is None:
-        return "not measured"
-    if isinstance(figure, list):
-        return ", ".join(map(_in_words, figure))
-    if isinstance(figure, float):
-        return f"{figure:.4g}" if abs(figure) < 1e4 else f"{figure:.0f}"
-    return str(figure)
+def _predict(given: argparse.Namespace) -> int:
+    from helpers.machine.emulation import EMULATED_T4
+    from helpers.predict import figures, time_model
+
+    if given.split is None:
+        raise Refused("--percent is missing: six numbers, such as --percent 50 0 100 0 100 0")
+    profile = _profile(given)
+    device = given.device or ("emulated" if profile == EMULATED_T4 else "cuda")
+    if device not in homework.MODEL:
+        raise Refused(f"--device {device}: choose cuda or emulated")
+    predicted = [(run, time_model.predict(run, profile)) for run in _settings(given, device).values()]
+    found = [figures.prediction_as_json(run, one, profile) for run, one in predicted]
+    if given.json:
+        print(json.dumps(found[0] if len(found) == 1 else {"runs": found}))
+    else:
+        print("\n\n".join(figures.prediction_as_text(run, one, profile) for run, one in predicted))
+    return DONE
 
 
-def _achieved(settings: Any) -> dict[str, float]:
-    """Percent and GiB by tier, as `place --json` has them."""
-    from helpers.placement import asked_and_achieved
+def _search(given: argparse.Namespace) -> int:
+    from helpers.predict import figures, search
 
-    return asked_and_achieved(settings.opt_model, settings.split, settings.compress_weight)["achieved"]
+    profile = _profile(given)
+    lengths = (
+        homework.WORKLOAD["cuda"].model_dump()
+        | options.given(argparse.Namespace(prompt_len=given.prompt_len, gen_len=given.gen_len), RunSettings)[0]
+    )
+    _say(f"comparing every setting of {given.model} on {profile.name} ...")
+    found = search.best(given.model, profile, lengths["prompt_len"], lengths["gen_len"])
+    if given.json:
+        print(json.dumps(figures.search_as_json(found, given.model, profile)))
+    else:
+        print(figures.search_as_text(found, profile))
+    return DONE
 
 
-def _placement(settings: Any) -> Any:
-    from helpers.placement import place
-
-    split = settings.split
-    return place(settings.opt_model, split.weights_gpu, split.weights_cpu, settings.compress_weight)
-
-
-def _analyze(options: argparse.Namespace) -> int:
+def _analyze(given: argparse.Namespace) -> int:
     from helpers.report import document
 
-    written = document.analyze(options.file, options.output)
+    if len(given.files) > 1:
+        raise Refused("analyze takes one file")
+    written = document.analyze(Path(given.files[0]), given.output)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
-    print(f"beside it: report.md, tables/, figures/ ({len(written)} files in all)")
+    print(f"next to it: report.md, tables/, figures/ ({len(written)} files in all)")
     return DONE
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _doctor(given: argparse.Namespace) -> int:
     from helpers.setup import doctor
 
     checks = doctor.check()
     report = doctor.as_json(checks)
-    if options.json:
-        print(json.dumps(report))
-    else:
-        print(*checks, sep="\n")
+    print(json.dumps(report) if given.json else "\n".join(map(str, checks)))
     return DONE if report["ready"] else FAILED
 
 
@@ -532,7 +392,7 @@ def _say(text: str) -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Started with `>&-`, what is opened next would be taken for stdout, and written into."""
+    """Give a process started with `>&-` a stdout, or the next file it opens would take that place."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     nowhere = os.fdopen(number, "w")
@@ -542,8 +402,8 @@ def _replace_closed_streams() -> None:
 if __name__ == "__main__":
     _replace_closed_streams()
     for asked_to_end in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(asked_to_end) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(asked_to_end, signal.default_int_handler)  # it ends as by Ctrl-C
+        if signal.getsignal(asked_to_end) is not signal.SIG_IGN:  # ignored under nohup
+            signal.signal(asked_to_end, signal.default_int_handler)  # ends like Ctrl-C
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C ends nothing any more
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C interrupts nothing now
     sys.exit(code)

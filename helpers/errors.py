@@ -1,16 +1,22 @@
-"""What a person is told when something cannot be done, or was not as it should be."""
+"""User-facing errors and warnings."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TextIO
 
 
 class Refused(ValueError):
-    """Nothing was started: one line that names the value and the rule it breaks."""
+    """A request refused before anything started; its text is one line that names the value and the rule."""
 
 
-def say_warning(message: Warning | str, *_: Any) -> None:
-    """In the place of `warnings.showwarning`: a warning as its sentence. The line of code that gave it says nothing
-    to who reads it here."""
+def say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Replacement for `warnings.showwarning` that prints the sentence alone, without the line of code behind it."""
     print(f"warning: {message}", file=sys.stderr)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -124,18 +124,24 @@ def words(settings: BaseModel) -> tuple[str, ...]:
 # ---- the command line
 
 
-def add_arguments(parser: argparse.ArgumentParser, of: type[BaseModel], *names: str, defaults: str = "") -> None:
-    """Add the named options of a settings type to a parser; `defaults` is what help says of those that depend on the
+def add_arguments(
+    parser: argparse.ArgumentParser, of: type[BaseModel], *names: str, defaults: Mapping[str, str] | None = None
+) -> None:
+    """Add the named options of a settings type to a parser; `defaults` tells the help of those that depend on the
     device. Values stay text until `given` reads them."""
     for one in (one for one in declared(of) if one.name in names):
-        shown = defaults if one.option.always else one.field.default
+        shown = (defaults or {}).get(one.name, "") if one.option.always else one.field.default
         takes: dict[str, Any] = {"metavar": "|".join(one.choices) or one.name.rpartition("_")[2].upper()}
         if one.takes_words:
-            takes = {"nargs": "+", "action": "append", "metavar": "N", "required": True}
+            takes = {"nargs": "+", "action": "append", "metavar": "N"}
             shown = ""
         elif one.type is bool:
             takes = {"nargs": "?", "const": "true", "metavar": "BOOL"}
-        text = one.option.help + (f" (default: {str(shown).lower()})" if shown not in ("", None, False) else "")
+        text = one.option.help + (
+            f" (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
+            if shown not in ("", None, False)
+            else ""
+        )
         parser.add_argument(one.option.flag, dest=one.name, help=text.replace("%", "%%"), **takes)
 
 

@@ -1,4 +1,4 @@
-"""Folders that people name: refused before anything starts if nothing can be written there."""
+"""Folders and files that users name, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ DEFAULT_OUTPUT = ROOT / "outputs"
 
 
 def folder(given: Any, what: str) -> Path:
-    """The folder that `given` means, `~` among it, which may not exist yet; makes nothing.
+    """The absolute path of a folder, `~` expanded; it may not exist yet and isn't made.
 
-    Raises Refused, `what` in front, for what is no path, is too long, is a file or below one, or may not be written.
+    Raises Refused, starting with `what`, unless it is a path that can be a writable folder.
     """
     if not isinstance(given, str | os.PathLike):
         raise Refused(f"{what} {given!r}: not a path")
     text = os.path.expanduser(os.fspath(given))
     if not text or "\0" in text:
-        raise Refused(f"{what} {text!r}: {'a null character in it, ' if text else 'empty, '}no path")
+        raise Refused(f"{what} {text!r}: {'it has a null character' if text else 'empty'}")
     if text.startswith("~"):
-        raise Refused(f"{what} {text}: there is no user of that name")
+        raise Refused(f"{what} {text}: no user has that name")
     path = Path(text).absolute()
     for above in (path, *path.parents):
         try:
@@ -42,18 +42,18 @@ def folder(given: Any, what: str) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Raises Refused for what is there and no file: opening a pipe would wait for ever."""
+    """Raises Refused if something other than a file is there: opening a pipe would wait forever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise Refused(f"{path}: {kind(path)}, not a file; move it away, or choose another folder")
 
 
 def kind(path: Path) -> str:
-    """What is there and no file, in words."""
+    """A folder, device or pipe in words."""
     return "a folder" if os.path.isdir(path) else "a device or a pipe"
 
 
 def check_writable(path: Path) -> None:
-    """Make a file's folder, and the file. Raises Refused if it cannot be written."""
+    """Make a file and its folder. Raises Refused if it can't be written."""
     check_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,10 @@ def check_writable(path: Path) -> None:
 
 
 def try_out(path: Path, what: str) -> None:
-    """Make and remove a file where a folder is or will be. Raises Refused, `what` in front, where that cannot be."""
+    """Check that files can be made where a folder is or will be. Raises Refused, starting with `what`."""
     there = next(above for above in (path, *path.parents) if above.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):  # nameless where the file system can: nothing to leave behind
+        with tempfile.TemporaryFile(dir=there):  # without a name where the file system allows
             pass
     except OSError as error:
         raise Refused(f"{what} {path} cannot be written ({error.strerror}); choose another") from error

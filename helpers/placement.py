@@ -1,10 +1,10 @@
-"""What FlexGen does with a split: the tier of each weight, and the bytes that each tier holds."""
+"""The placement FlexGen makes of a split: the tier of each weight, and the bytes on each tier."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from helpers.models import FP16_BYTES, Layer, OptModel
 from helpers.settings import OffloadSplit
@@ -47,7 +47,7 @@ class Placement:
 
     @property
     def host_to_device_bytes_per_pass(self) -> int:
-        """Bytes that one forward pass brings to the GPU: all that is not there already."""
+        """Bytes copied to the GPU in one forward pass: every weight that isn't on it."""
         return self.bytes_by_tier["cpu"] + self.bytes_by_tier["disk"]
 
     @property
@@ -112,8 +112,8 @@ def _place_layer(layer: Layer, weights_gpu: int, weights_cpu: int, compress_weig
     return tuple(placed)
 
 
-def asked_and_achieved(model: OptModel, split: OffloadSplit, compress_weight: bool) -> dict:
-    """The split that was asked for beside the one FlexGen makes of it, as `place --json` prints it."""
+def asked_and_achieved(model: OptModel, split: OffloadSplit, compress_weight: bool) -> dict[str, Any]:
+    """The split asked for next to the one FlexGen makes of it, as `place --json` prints them."""
     placement = place(model, split.weights_gpu, split.weights_cpu, compress_weight)
     return {
         "model": model.name,

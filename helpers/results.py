@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from helpers import paths
 from helpers.errors import Refused
 from helpers.models import OptModel
+from helpers.placement import asked_and_achieved
 from helpers.settings import Frozen, RunSettings, in_one_line
 
 LOG_NAME = "results.jsonl"
@@ -189,6 +190,42 @@ class RunRecord(Frozen):
             if known and len(known) == len(counts):
                 return int(statistics.median(known))
         return None
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures that `measure --json` prints."""
+        settings = self.settings
+        return {
+            "status": self.failure.kind if self.failure else self.status,
+            "device": settings.device,
+            "kind": self.kind,
+            "machine": self.machine.name,
+            **settings_as_json(settings),
+            "started_at": self.started_at,
+            "total_throughput_tok_s": self.total_throughput_tok_s,
+            "total_throughputs_tok_s": list(self.throughputs_tok_s),
+            "prefill_latency_s": self.prefill_latency_s,
+            "decode_latency_s": self.decode_latency_s,
+            "total_latency_s": self.total_latency_s,
+            "peak_gpu_mem_gib": self.peak_gpu_mem_gib,
+            "bytes_from_disk": self.bytes_from_disk,
+            "bytes_expected_from_disk": self.bytes_expected_from_disk,
+            "projected": self.projected,
+            "weights": self.weights,
+            "command": settings.flexgen_command,
+            "notes": list(self.notes),
+            "reason": self.failure.message if self.failure else None,
+        }
+
+
+def settings_as_json(settings: RunSettings) -> dict[str, Any]:
+    """The model, the splits asked for and achieved, and the workload, as `measure` and `predict` print them."""
+    achieved = asked_and_achieved(settings.opt_model, settings.split, settings.compress_weight)["achieved"]
+    return {
+        "model": settings.model,
+        "percent": str(settings.split),
+        "achieved": achieved,
+        **settings.workload.model_dump(),
+    }
 
 
 @dataclass(frozen=True)

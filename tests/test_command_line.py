@@ -10,14 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from factories import at_phase, workers
-from helpers import homework, lab, models, paths, results, suite
+from helpers import flexgen_command, homework, lab, models, paths, results, suite
 from helpers.__main__ import DONE, FAILED, REFUSED, main
 from helpers.engine import launcher
 from helpers.placement import place
 from helpers.report.tables import REFERENCE
 from helpers.results import Log
+from helpers.settings import RunSettings
+from test_settings import all_settings
 
 SHORT = ("--device", "emulated", "--prompt-len", "16", "--gen-len", "4", "--gpu-batch-size", "1", "--repeats", "1")
 
@@ -55,7 +58,8 @@ def test_measure_for_people_names_each_figure(tmp_path, capfd):
     assert measure(output=tmp_path) == DONE
     printed = capfd.readouterr().out
     assert "total_throughput_tok_s" in printed and "measured on the emulated GPU" in printed
-    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert all(len(line) <= 80 or len(line.split()) <= 2 for line in printed.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines() if not line.startswith(" "))
     (record,) = Log(tmp_path / results.LOG_NAME)
     assert float(lines["total_latency_s"]) == pytest.approx(record.total_latency_s, rel=1e-3)
     assert len(lines["total_latency_s"]) < len(str(record.total_latency_s))
@@ -123,7 +127,7 @@ def test_what_was_interrupted_is_1_and_says_how_to_go_on(monkeypatch, capsys, tm
 
     monkeypatch.setattr(lab, "run", interrupt)
     assert measure(output=tmp_path) == FAILED
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
 
 
 def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_path, capfd):
@@ -140,14 +144,84 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
     assert len(list(Log(log))) == 1
 
 
+# ---- FlexGen's own command line
+
+COMMAND = (
+    "python3 -m flexgen.flex_opt --model facebook/opt-mini --path _DUMMY_ --prompt-len 16 --percent 50 0 100 0 100 0 "
+    "--gpu-batch-size 1 --gen-len 4 --offload-dir {} --sep-layer --cut-gen-len 5 --log-file x.log --no-log "
+    "--verbose 2 --overlap --pin-weight 0"
+)
+
+
+def test_measure_takes_flexgens_whole_command_line(tmp_path, capfd):
+    pasted = COMMAND.format(tmp_path / "disk").split()
+    options = ["--device", "emulated", "--repeats", "1", "--output", str(tmp_path / "out"), "--json"]
+    assert main(["measure", *options, "--", *pasted]) == DONE
+    printed = capfd.readouterr()
+    (record,) = Log(tmp_path / "out" / results.LOG_NAME)
+    work = record.settings.workload
+    assert (str(record.settings.split), work.prompt_len, work.gen_len) == ("50 0 100 0 100 0", 16, 4)
+    assert record.settings.overlap and not record.settings.pin_weight
+    for flag in ("--path", "--cut-gen-len", "--log-file", "--no-log", "--verbose"):
+        assert printed.err.count(f"{flag} has no effect") == 1
+    again = ["measure", *options[2:], "--", json.loads(printed.out)["command"]]  # the lab's own comment counts
+    assert main(again) == DONE
+    assert json.loads(capfd.readouterr().out)["device"] == "emulated"
+
+
+@given(settings=all_settings())
+def test_the_command_that_a_record_prints_is_the_same_run_again(settings):
+    pasted = flexgen_command.parse(settings.flexgen_command)
+    (values,) = flexgen_command.values(pasted)
+    again = RunSettings.of(**({"device": "cuda", "repeats": settings.repeats} | values))
+    assert again == settings
+
+
+def test_what_flexgen_defaults_to_holds_for_its_command_line(tmp_path, capsys, nothing_starts):
+    asked = ["measure", "--output", str(tmp_path), "--device", "emulated", "--"]
+    assert main([*asked, "python", "-m", "flexgen.flex_opt", "--sep-layer", "false"]) == REFUSED
+    assert "--sep-layer false" in capsys.readouterr().err
+    (values,) = flexgen_command.values(flexgen_command.parse("python3 -m flexgen.flex_opt > log.txt 2>&1"))
+    assert (values["model"], values["prompt_len"], values["gen_len"]) == ("facebook/opt-6.7b", 512, 32)
+
+
+def test_lists_and_repeated_splits_make_a_sweep(capsys):
+    split = ["--percent", "100 0 100 0 100 0", "--percent", *["50", "0", "100", "0", "100", "0"]]
+    assert main(["predict", *split, "--gpu-batch-size", "1,4,16", "--machine", "t4-colab", "--json"]) == DONE
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["percent"], run["gpu_batch_size"]) for run in runs] == [
+        (percent, batch) for percent in ("100 0 100 0 100 0", "50 0 100 0 100 0") for batch in (1, 4, 16)
+    ]
+
+
+def test_predict_says_which_defaults_it_used_and_measure_has_the_same(capsys):
+    split = ["--percent", *["50", "0", "100", "0", "100", "0"], "--json"]
+    for device, machine in (("cuda", "t4-colab"), ("emulated", "emulated")):
+        assert main(["predict", *split, "--machine", machine]) == DONE
+        found = json.loads(capsys.readouterr().out)
+        assert found["device"] == device and found["model"] == homework.MODEL[device]
+        assert found["prompt_len"] == homework.WORKLOAD[device].prompt_len
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert main([]) == DONE
+    assert "usage: python -m helpers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "measure", "place", "predict", "search", "analyze", "doctor"])
+def test_help_has_an_example_and_a_line_for_every_flag(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "example:" in text and max(map(len, text.splitlines())) <= 80
+
+
 # ---- refused
 
 
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ([], "COMMAND"),
-        ([], "run, measure, place, predict, search, analyze, doctor"),
         (["meassure"], "meassure"),
         (["meassure"], "doctor"),
         (["measure"], "--percent"),
@@ -165,7 +239,7 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
         (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--speed", "9"], "--speed"),
         (["measure", "--percent", "100", "0", "100", "0", "100", "0", "--output", "/proc/nowhere"], "/proc/nowhere"),
         (["run", "q5"], "q5"),
-        (["run", "q9"], "q1, q2, q3, q4, machine, explore"),
+        (["run", "q9"], "machine, q1, q2, q3, q4, faster, explore"),
         (
             ["predict", "--percent", "100", "0", "100", "0", "100", "0", "--machine", "mine.json"],
             "no such file; notebook",
@@ -176,7 +250,7 @@ def test_a_known_result_says_since_when_and_where_and_how_to_measure_again(tmp_p
         (["place", "--percent", "0", "101", "100", "0", "100", "0"], "101"),
         (["place", "--percent", "0", "100", "100", "0", "100", "0", "--model", "opt"], "'opt'"),
         (["analyze", "nothing.csv", "--output", "somewhere"], "nothing.csv"),
-        (["analyze"], "RESULTS"),
+        (["analyze"], "PATH"),
         (["analyze", str(REFERENCE)], "--output"),
         (["analyze", str(REFERENCE), "--output", ""], "empty"),
         (["analyze", str(REFERENCE), "--output", str(REFERENCE)], "is a file"),
