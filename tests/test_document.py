@@ -57,7 +57,7 @@ def test_every_table_and_question_is_answered_in_order(handed_in):
         "4.67x",
         "0.0054",
         "33.51",
-        "6,700x",
+        "6,700×",
         "class A",
     ):
         assert figure in text

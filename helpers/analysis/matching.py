@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 from helpers.analysis.disturbances import disturbance
 from helpers.homework import DISK, EXTRAS, QUESTIONS, Row
@@ -122,8 +122,13 @@ _Key = tuple[tuple[int, ...], int, bool, str | None]
 def _key(run: Row | Run | RunSettings) -> _Key:
     """The settings that the questions vary, except for the page cache."""
     if isinstance(run, Row):
-        return OffloadSplit.parse(run.percent).percent, run.gpu_batch_size, run.compress_weight, run.debug_mode
+        return _row_key(run)
     return run.split.percent, run.workload.gpu_batch_size, run.compress_weight, run.debug_mode
+
+
+@cache
+def _row_key(row: Row) -> _Key:
+    return OffloadSplit.parse(row.percent).percent, row.gpu_batch_size, row.compress_weight, row.debug_mode
 
 
 class _Campaign:
