@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from helpers import homework, models, paths
+from helpers import forecast, homework, models, paths
 from helpers.errors import Refused
 from helpers.homework import FASTER
 from helpers.machine import limits
@@ -35,7 +35,6 @@ from helpers.weights import store
 NOT_KNOWN = "—"
 CPU_SHARES = range(100, 0, -10)
 SPARE_BYTES = 2**29  # host memory that a CPU share leaves free
-START_S = 10.0  # of a run, next to its two generations: warm-up and measurement
 PEER_SPLITS = {"gpu": "all GPU", "cpu": "all CPU", "disk": "all disk", "half-cpu": "half CPU", "half-disk": "half disk"}
 LABELS = {row.id: row.label for row in FASTER} | {"faster-search": "the best that search finds"}
 
@@ -152,10 +151,8 @@ def _with_cpu_share(run: RunSettings, free_bytes: int) -> RunSettings:
     return run.model_copy(update={"split": OffloadSplit.parse(homework.DISK), "disk_reader": "direct"})
 
 
-def worth_measuring(
-    rungs: Mapping[str, RunSettings], profile: MachineProfile | None, longest_run_s: float
-) -> dict[str, RunSettings]:
-    """The rungs that take no longer than `longest_run_s`, or of which nobody knows how long they take.
+def worth_measuring(rungs: Mapping[str, RunSettings], output: Path, longest_run_s: float) -> dict[str, RunSettings]:
+    """The rungs forecast to take no longer than `longest_run_s`, and those that nothing can be said about.
 
     The emulated GPU computes on a CPU core: what `search` finds for it, with its large batch, is only predicted.
     """
@@ -163,7 +160,7 @@ def worth_measuring(
         raise Refused(f"longest_run_s {longest_run_s!r}: not a number of seconds above 0")
     worth = {}
     for name, run in rungs.items():
-        seconds = 0.0 if profile is None else START_S + 2 * time_model.predict(run, profile).total_latency_s
+        seconds = forecast.of({name: run}, output).seconds or 0.0
         if seconds <= longest_run_s and not (name == "faster-search" and run.device == "emulated"):
             worth[name] = run
     return worth
@@ -312,12 +309,7 @@ def peers(run: RunSettings, output: Path) -> tables.Table | str:
     if importlib.util.find_spec("accelerate") is None:
         return "accelerate is not installed here: `pip install accelerate`, then run this cell again."
     work, log = run.workload, output / "peers.jsonl"
-    wanted = {
-        "model": run.opt_model.name,
-        "prompt_len": work.prompt_len,
-        "gen_len": work.gen_len,
-        "batch": work.gpu_batch_size,
-    }
+    wanted = {"model": run.model, "prompt_len": work.prompt_len, "gen_len": work.gen_len, "batch": work.gpu_batch_size}
     known = _peer_lines(log, wanted)
     if missing := [split for split in PEER_SPLITS if split not in known]:
         flags = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", str(value))]
