@@ -23,7 +23,7 @@ from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import CEILINGS_NAME, PROFILE_NAME, MachineProfile
 from helpers.predict import time_model
-from helpers.report import plots, tables
+from helpers.report import columns, plots
 from helpers.results import KIND_OF_DEVICE, Sweep
 from helpers.runs import Run, from_sweep
 from helpers.settings import RunSettings
@@ -65,7 +65,7 @@ class Page:
         display(Markdown(self._summary(sweep)))
         return sweep
 
-    def show(self, *results: tables.Table | plots.Plot | Answer | str) -> None:
+    def show(self, *results: columns.Table | plots.Plot | Answer | str) -> None:
         """Show each result or Markdown text here; save tables and plots as files too."""
         for result in results:
             if isinstance(result, plots.Plot):
@@ -73,9 +73,8 @@ class Page:
                 _show_picture(result)
             else:
                 text = result if isinstance(result, str) else result.markdown
-                if isinstance(result, tables.Table):
-                    tables.save(result, self.output / "tables")
-                    text = result.on_a_page
+                if isinstance(result, columns.Table):
+                    columns.save(result, self.output / "tables")
                 display(Markdown(text))
 
     def predict(self, rows: Iterable[Row]) -> None:

@@ -56,6 +56,7 @@ class Run(Frozen):
     gpu_mem_gib: float | None = None  # the GPU's capacity
     machine: Machine | None = None
     versions: dict[str, str] = {}
+    started_at: str = ""  # ISO 8601, UTC
     command: str = ""
     notes: tuple[str, ...] = ()
 
@@ -174,6 +175,7 @@ def from_record(run_id: str, record: RunRecord) -> Run:
         gpu_mem_gib=record.machine.gpu_mem_gib,
         machine=record.machine,
         versions=record.versions,
+        started_at=record.started_at,
         command=record.command,
         notes=record.notes + record.samples.notes,
     )

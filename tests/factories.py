@@ -12,8 +12,9 @@ import psutil
 from helpers import lab
 from helpers.analysis import readers
 from helpers.engine import launcher
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.results import DiskSeries, Machine, Repeat, RunRecord
+from helpers.runs import Run
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
 T4 = readers.read(REFERENCE)
@@ -82,6 +83,14 @@ def changed(**rows):
         if change is not None:
             found.append(point.model_copy(update=change))
     return tuple(found)
+
+
+def variant(run: Run, run_id: str, batch: int = 0, prompt_len: int = 0, percent: str = "", **fields) -> Run:
+    """The same figures as those of other settings."""
+    settings = {"split": OffloadSplit.parse(percent)} if percent else {}
+    work = {name: value for name, value in (("gpu_batch_size", batch), ("prompt_len", prompt_len)) if value}
+    settings["workload"] = run.workload.model_copy(update=work)
+    return run.model_copy(update={"run_id": run_id, "settings": run.settings.model_copy(update=settings), **fields})
 
 
 # Short enough that a run takes a second; the prompt is padded on the left.

@@ -17,7 +17,7 @@ from helpers import flexgen_command, homework, lab, models, paths, results, suit
 from helpers.__main__ import DONE, FAILED, REFUSED, main
 from helpers.engine import launcher
 from helpers.placement import place
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.results import Log
 from helpers.settings import RunSettings
 from test_settings import all_settings

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from hypothesis import given, strategies as st
 
-from helpers import machine, paths
+from helpers import paths
 from helpers.machine import ceilings, data_sheets, gpus, this_machine
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.data_sheets import DATA_SHEETS, Nameplate
@@ -256,7 +256,7 @@ def test_a_gpu_that_torch_cannot_use_has_theoretical_ceilings_all_the_same(drive
 
     broken.__name__ = "gpu_copy_gb_s"
     monkeypatch.setattr(ceilings, "TEST_FILE_BYTES", 4 * ceilings.BLOCK_BYTES)
-    monkeypatch.setattr(machine, "_freeing_gpu_memory", lambda test: broken())
+    monkeypatch.setattr(ceilings, "_freeing_gpu_memory", lambda test: broken())
     monkeypatch.setattr(this_machine, "describe", lambda *_: measured().machine)
     found = ceilings.measure_ceilings("cuda", tmp_path)
     assert found.gpu_copy_gb_s is None and found.theoretical["gpu_copy_gb_s"].value > 4000

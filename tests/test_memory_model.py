@@ -11,7 +11,7 @@ from helpers.predict.batch_bound import largest_batch_bound
 from helpers.predict.gpu_memory import PARTS, peak_gpu_memory
 from helpers.predict.host_memory import host_memory
 from helpers.predict.tensors import block_bytes, pinned_block_bytes, representative_split
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.settings import OffloadSplit, RunSettings, Workload
 from helpers.weights import store
 

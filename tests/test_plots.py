@@ -23,15 +23,15 @@ def words(plot):
 @pytest.mark.parametrize("name", ["q1_throughput", "q1_memory", "q1_parts", "q2", "q3", "q4_breakdown"])
 def test_each_plot_of_the_reference_is_drawn_with_units_and_kind(name, tmp_path):
     plot = plots.every(T4)[name]
-    assert plots.save(plot, tmp_path) == plot.alt and plot.drawn
-    content = (tmp_path / f"{name}.png").read_bytes()
+    content = plots.save(plot, tmp_path).read_bytes()
+    assert plot.drawn and len(plot.alt) > 40
     assert content.startswith(PNG) and len(content) > 10_000
     assert "Quoted: t4-colab/figures.csv" in words(plot)
     for axes in plot.figure.axes:
         assert any(unit in axes.get_ylabel() for unit in ("token/s", "GiB", "(s)", "econds"))
 
 
-def test_values_and_achieved_split_stand_on_the_sweep():
+def test_values_and_achieved_split_are_on_the_sweep():
     shown = words(plots.offload_sweep_throughput(T4))
     for text in ("65.8", "0.357", "50.1 % GPU", "49.9 % disk"):
         assert text in shown
@@ -81,7 +81,16 @@ def test_missing_and_failed_rows_draw_what_there_is(rows):
         assert plot.drawn or "nothing to draw" in plot.alt
 
 
-def test_a_source_with_dollar_signs_is_no_formula():
+def test_runs_to_compare_share_their_scale():
+    record, fast = (
+        make_record(samples=Samples(disk=disk_series(read_kib_per_s=rates)), settings={"page_cache": cache})
+        for rates, cache in (((1.0, 2.0, 3.0, 4.0), "natural"), ((9e5, 9e5, 9e5, 9e5), "cold"))
+    )
+    axes = plots.disk_io([from_record("a", record), from_record("b", fast)]).figure.axes
+    assert axes[0].get_ylim() == axes[1].get_ylim() and axes[2].get_ylim() == axes[3].get_ylim()
+
+
+def test_a_source_with_dollar_signs_is_not_a_formula():
     rows = [p.model_copy(update={"source": r"$\frac{$ and $"}) for p in T4]
     assert all(plot.png().startswith(PNG) for plot in plots.every(rows).values())
 

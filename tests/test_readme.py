@@ -14,7 +14,7 @@ from helpers import __main__ as command_line, paths
 from helpers.analysis import readers
 from helpers.machine.profiles import T4_COLAB, T4_GCP
 from helpers.predict.time_model import predict
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from test_time_model import CALIBRATED_ON, HAND_IN, error, paper
 
 README = (paths.ROOT / "README.md").read_text(encoding="utf-8")

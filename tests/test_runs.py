@@ -18,7 +18,7 @@ from helpers.errors import Refused
 from helpers.homework import QUESTIONS
 from helpers.models import OptModel
 from helpers.placement import place
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.results import Failure, Log, Repeat, RunRecord, Samples
 from helpers.runs import from_record
 

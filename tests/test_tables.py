@@ -7,10 +7,11 @@ import re
 import pandas as pd
 import pytest
 
-from factories import T4, changed, make_record
+from factories import T4, changed, make_record, variant
+from helpers.analysis.values import Value
 from helpers.models import resolve
 from helpers.placement import place
-from helpers.report import tables
+from helpers.report import columns, comparison, tables
 from helpers.runs import from_record
 
 
@@ -24,70 +25,95 @@ def test_every_table_of_the_hand_in_holds_its_figures():
     assert ratios == ["2.28", "35.51", "1.15", "1.97"]
 
 
-def test_asked_and_achieved_split_stand_on_every_row():
+def test_every_row_has_the_asked_and_the_achieved_split():
     for table in (tables.offload_sweep(T4), tables.batch_size(T4), tables.weight_compression(T4), tables.breakdown(T4)):
-        assert all(table.shown["Asked"]) and all("%" in text for text in table.shown["Achieved"])
-    achieved = tables.offload_sweep(T4).frame["achieved_gpu_percent"][1]
-    assert achieved == place(resolve("opt-1.3b"), 50, 50, False).percent("gpu") != 50
+        assert all("%" in text for text in table.shown["Weights: asked → achieved"])
+    sweep = tables.offload_sweep(T4)
+    assert sweep.shown["Weights: asked → achieved"][0] == "100 % GPU"
+    assert sweep.shown["Weights: asked → achieved"][1] == "50 % GPU + 50 % CPU → 50.1 % GPU + 49.9 % CPU"
+    assert sweep.frame["achieved_gpu_percent"][1] == place(resolve("opt-1.3b"), 50, 50, False).percent("gpu") != 50
 
 
-def test_one_kind_stands_in_the_caption_and_several_on_the_rows():
-    assert (
-        "Kind" not in tables.offload_sweep(T4).shown
-        and "Quoted: t4-colab/figures.csv" in tables.offload_sweep(T4).caption
-    )
-    mixed = changed(q1_2={"kind": "measured on CUDA"})
-    assert tables.offload_sweep(mixed).shown["Kind"].tolist() == [
-        "quoted",
-        "measured on CUDA",
-        "quoted",
-        "quoted",
-        "quoted",
-    ]
+def test_rows_of_several_kinds_name_theirs():
+    assert "Kind" not in tables.offload_sweep(T4).shown
+    mixed = tables.offload_sweep(changed(q1_2={"kind": "measured on CUDA"}))
+    assert mixed.shown["Kind"].tolist() == ["quoted", "measured on CUDA", "quoted", "quoted", "quoted"]
 
 
 def test_a_failed_row_keeps_its_place_with_its_reason():
     failed = {"status": "failed", "reason": "gpu_oom: no | memory", "total_throughput_tok_s": None}
     table = tables.offload_sweep(changed(q1_1=failed, q1_2=None))
-    assert table.shown["Throughput (token/s)"].tolist()[:2] == ["—", "—"]
-    assert table.shown["Status"].tolist()[:3] == [r"failed: gpu\_oom: no \| memory", "missing", "done"]
-    assert table.frame["status"].tolist()[:3] == ["failed", "missing", "done"]
+    assert table.shown["Throughput (token/s)"][0] == "—"
+    assert table.shown["Remark"].tolist() == [r"failed: gpu\_oom: no \| memory", "", "", ""]
+    assert table.frame["status"].tolist() == ["failed", "done", "done", "done"]
     assert "failed" in tables.disk_io(changed(q1_5=failed)).markdown
 
 
+def test_a_disturbed_run_is_marked_on_its_row():
+    note = "the main thread's processor core ran at 50 % of the fastest seen on this machine"
+    table = tables.offload_sweep(changed(q1_3={"notes": (note,)}))
+    assert ["50 %" in text for text in table.shown["Remark"]] == [False, False, True, False, False]
+
+
+def test_a_sixth_split_and_other_batches_have_rows():
+    batches = [variant(T4[5], f"b{batch}", batch) for batch in (2, 8, 32)]
+    runs = (*T4, variant(T4[1], "mine", percent="20 80 100 0 100 0"), *batches)
+    assert "mine" in tables.offload_sweep(runs).frame["row"].tolist()
+    assert tables.batch_size(runs).frame["gpu_batch_size"].tolist() == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (Value.of(65.771), "65.771"),
+        (Value.of(0.0054), "0.00540"),
+        (Value(132.19, 131.6, 132.8), "132.2 (131.6–132.8)"),
+        (Value(16.0, 14.545, 17.778), "16.0 (14.5–17.8)"),
+        (Value(101.0, 90.0, 120.0), "101 (90–120)"),
+    ],
+)
+def test_figures_have_the_digits_that_their_spread_allows(value, shown):
+    assert columns.figure(value) == shown
+
+
+@pytest.mark.parametrize("gib, shown", [(2.807, "2.807 GiB"), (0.00892, "9.13 MiB"), (0.0, "0 MiB")])
+def test_memory_has_a_unit_for_people(gib, shown):
+    assert columns.memory(gib) == shown
+
+
 def test_repeats_show_their_range():
-    point = from_record("x", make_record())
-    text = tables.offload_sweep([point]).shown["Throughput (token/s)"][4]
-    assert text == "16.000 (14.545 to 17.778)"
-    assert "Medians of the repeats, with their range" in tables.offload_sweep([point]).caption
+    table = tables.offload_sweep([from_record("x", make_record())])
+    assert table.shown["Throughput (token/s)"].tolist() == ["16.0 (14.5–17.8)"]
+    assert table.frame["total_throughput_tok_s_min"][0] == pytest.approx(14.545, abs=1e-3)
+    assert "medians (range)" in table.provenance
 
 
-@pytest.mark.parametrize("rows", [(), T4[:1], T4[4:5], T4[::2], T4, (from_record("x", make_record()),)])
-def test_no_table_shows_what_is_not_a_figure(rows):
-    for table in tables.every(rows).values():
+def test_the_percent_option_never_wraps():
+    assert " " not in tables.offload_sweep(T4).shown["`--percent`"][0]
+
+
+@pytest.mark.parametrize("runs", [(), T4[:1], T4[4:5], T4[::2], T4, (from_record("x", make_record()),)])
+def test_no_table_shows_what_is_not_a_figure(runs):
+    for table in tables.every(runs).values():
         assert not re.search(r"\b(nan|None|NaN|NA|inf)\b|np\.|float64", table.markdown), table.name
         lines = table.markdown.strip().splitlines()[2:]
-        assert len({line.count("|") - line.count(r"\|") for line in lines}) == 1
+        assert len({line.count("|") - line.count(r"\|") for line in lines}) <= 1
 
 
 def test_saved_csv_holds_raw_numbers(tmp_path):
-    raw, formatted = tables.save(tables.offload_sweep(T4), tmp_path / "tables")
-    again = pd.read_csv(raw)
-    assert again["total_throughput_tok_s"].tolist() == tables.offload_sweep(T4).frame["total_throughput_tok_s"].tolist()
-    assert formatted.read_text(encoding="utf-8") == tables.offload_sweep(T4).markdown
+    table = tables.offload_sweep(T4)
+    raw, formatted = columns.save(table, tmp_path / "tables")
+    assert pd.read_csv(raw)["total_throughput_tok_s"].tolist() == table.frame["total_throughput_tok_s"].tolist()
+    assert formatted.read_text(encoding="utf-8").startswith(table.markdown)
 
 
-def test_the_reference_beside_itself_is_one():
-    assert set(tables.comparison(T4).frame["throughput_ratio"]) == {1.0}
-    ratios = tables.comparison_ratios(T4).frame
+def test_the_reference_compared_with_itself_is_one():
+    assert set(comparison.comparison(T4).frame["throughput_ratio"]) == {1.0}
+    ratios = comparison.comparison_ratios(T4).frame
     assert ratios["here"].tolist() == ratios["reference"].tolist() and len(ratios) == 11
+    assert "comparison" not in tables.every(T4) and "comparison" in tables.every(T4[1:])
 
 
-def test_other_work_beside_the_reference_says_so():
-    table = tables.comparison([from_record("x", make_record())])
+def test_other_work_next_to_the_reference_says_so():
+    table = comparison.comparison([from_record("x", make_record())])
     assert "Not the same work" in table.caption and "opt-mini" in table.caption and len(table.frame) == 1
-
-
-def test_the_reference_is_found_from_any_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len(tables.comparison(T4).frame) == 9

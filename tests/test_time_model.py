@@ -17,7 +17,7 @@ from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceil
 from helpers.placement import place
 from helpers.predict.rates import calibrate
 from helpers.predict.time_model import KERNEL_LOADING, TERMS, by_batch_size, latencies, layer_times, predict
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.results import Machine
 from helpers.settings import OffloadSplit, RunSettings, Workload
 

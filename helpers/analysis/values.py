@@ -211,11 +211,9 @@ def _disturbed(rows: Iterable[QuestionRow], question: str) -> list[str]:
 
 
 def in_line(text: str) -> str:
-    """Someone else's text on one line, with nothing that Markdown or HTML would act on."""
-    text = " ".join(text.split())
-    for character in "\\`*_[]<>|":
-        text = text.replace(character, "\\" + character)
-    return text
+    """Text from records and files on one line, with everything escaped that Markdown, MathJax or HTML would act on."""
+    text = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return "".join(f"\\{character}" if character in "\\`*_[]<>|&$~#" else character for character in text)
 
 
 def listed(items: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import PROFILES, T4_COLAB, MachineProfile
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.results import Log, Machine, RunRecord
 from helpers.runs import Run
 from helpers.settings import OffloadSplit, RunSettings

@@ -1,34 +1,20 @@
-"""From figures to a report that can be handed in: Markdown beside its files, and one HTML page that needs none."""
+"""From figures to a report that can be handed in: Markdown next to its files, and one HTML page."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-from markdown_it import MarkdownIt
-
 from helpers import analysis, paths
-from helpers.analysis import matching, readers
+from helpers.analysis import readers
 from helpers.analysis.matching import Rows, homework_rows
-from helpers.analysis.values import in_line, listed, plain
+from helpers.analysis.values import in_line
 from helpers.homework import QUESTIONS
-from helpers.machine.emulation import EMULATED_T4
-from helpers.report import plots, tables
-from helpers.report.plots import Plot
-from helpers.report.tables import Table
+from helpers.report import environment, html_page, plots, tables
+from helpers.report.canvas import Plot, save as save_plot
+from helpers.report.columns import Table, save as save_table
 from helpers.runs import Run
-
-# What each question asks, under its heading.
-ASKED = {
-    "q1": "How much does each step cost that moves weights from GPU to CPU to disk, and which link bounds the run?",
-    "q2": "With all weights on disk, how far does a larger batch share out the cost of moving them?",
-    "q3": "What do 4-bit weights change where the weights stay on the GPU, and where they come from disk?",
-    "q4": "How is the disk read while all weights are on it, and how does loading a layer stand to computing it?",
-}
 
 # Heading, tables, plots: in the homework's order.
 SECTIONS = {
@@ -41,197 +27,94 @@ SECTIONS = {
         ("q4_disk", "q4_breakdown"),
     ),
 }
-
-BETTER_READER = (
-    "The homework does not ask this: the run with all weights on disk and the page cache dropped, once more with the "
-    "laboratory's own reader (`--disk-reader direct`: O_DIRECT, past the page cache, into small pinned buffers)."
-)
-
-KINDS = {
-    "measured on CUDA": "FlexGen ran on the GPU named as the source; latencies are its own `generate` timers, "
-    "the peak is `torch.cuda.max_memory_allocated` (without the CUDA context).",
-    "measured on the emulated GPU": "FlexGen's own scheduler, copies and layers ran, with a CPU in the GPU's "
-    "part and the "
-    f"host link of the machine profile named in the source. Both links are held to a rate on purpose: the host link "
-    f"to {EMULATED_T4.h2d_gb_s:g} GB/s, the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s, so whether a read comes "
-    "from page cache or disk makes no difference to the times. The figures are that emulation's: their order and "
-    "ratios can be read, their absolute values are no GPU's.",
-    "projected by FlexGen": "`--debug-mode` timed a few layer-steps, with overlap off, and projected the rest. "
-    "The timers are measured; throughput and wall time are not and are compared with nothing here.",
-    "predicted": "Worked out by a cost model, not measured.",
-    "quoted": "Taken from the file named as the source, as it states them; nothing of it was measured here.",
-}
-
-MOST_LINES = 500  # of a table or a list in the report: a browser still opens it at once
-
-_STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; padding-bottom: .3rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-size: .85rem; display: block; overflow-x: auto; }
-th, td { border: 1px solid #ccc; padding: .3rem .55rem; text-align: left; vertical-align: top; }
-th { background: #f3f3f3; } img { max-width: 100%; height: auto; }
-code { font-size: .9em; background: #f5f5f5; padding: 0 .2em; }
-table:has(th:nth-child(8)) { font-size: .72rem; } table:has(th:nth-child(8)) :is(th, td) { padding: .2rem .3rem; }
-pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
-/* Paper cannot scroll: what is wide is set smaller and wrapped. */
-@media print {
-  body { max-width: none; margin: 0; padding: 0; } h2 { break-after: avoid; } img, tr { break-inside: avoid; }
-  table { display: table; overflow: visible; width: 100%; font-size: .7rem; }
-  th, td { padding: .15rem .3rem; overflow-wrap: anywhere; min-width: 2.7rem; }
-  table:has(th:nth-child(8)) { font-size: .6rem; }
-  pre { white-space: pre-wrap; overflow-wrap: anywhere; overflow: visible; font-size: .7rem; }
-}
-"""
+MOST_ROWS = 500  # of a table in the report: a browser still opens it at once
 
 
 def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
     """Read figures (.csv or .jsonl), write tables, plots and the report; return the paths written.
 
-    Raises Refused if the file cannot be read, or the folder not be written, before anything is.
+    Raises Refused if the file can't be read or the folder can't be written, before anything is.
     """
-    points = readers.read(file)
+    runs = readers.read(file)
     output_dir = paths.folder(output_dir, "--output")
     paths.check_writable(output_dir / "report.md")
-    return write(points, output_dir)
+    return write(runs, output_dir, Path(file).parent)
 
 
-def write(points: Sequence[Run], output_dir: str | Path, machine_text: str = "") -> list[Path]:
+def write(runs: Sequence[Run], output_dir: str | Path, measured_in: Path | None = None) -> list[Path]:
     """Write `tables/`, `figures/`, `report.md` and `report.html` into a folder; return their paths.
 
-    `machine_text` (Markdown) is put before what the points themselves say about their machine.
+    `measured_in` is the folder that holds notebook 00's figures of the machine, if not the same one.
     """
-    points, output_dir = tuple(points), Path(output_dir)
-    written: list[Path] = []
-    all_tables, all_plots = tables.every(points), plots.every(points)
-    for table in all_tables.values():
-        written += tables.save(table, output_dir / "tables")
-    for plot in all_plots.values():
-        if plot.drawn:
-            plots.save(plot, output_dir / "figures")
-            written.append(output_dir / "figures" / f"{plot.name}.png")
-    text = markdown(points, all_tables, all_plots, machine_text)
-    for name, content in (("report.md", text), ("report.html", page(text, all_plots))):
-        written.append(paths.write_atomically(output_dir / name, content))
+    runs, output_dir = tuple(runs), Path(output_dir)
+    all_tables, all_plots = tables.every(runs), plots.every(runs)
+    written = [path for table in all_tables.values() for path in save_table(table, output_dir / "tables")]
+    written += [save_plot(plot, output_dir / "figures") for plot in all_plots.values() if plot.drawn]
+    disk_gb_s = environment.disk_read_gb_s(measured_in or output_dir, runs)
+    text = markdown(runs, all_tables, all_plots, disk_gb_s)
+    written.append(paths.write_atomically(output_dir / "report.md", text))
+    written.append(paths.write_atomically(output_dir / "report.html", html_page.render(text, all_plots)))
     return written
 
 
 def markdown(
-    points: Sequence[Run], all_tables: dict[str, Table], all_plots: dict[str, Plot], machine_text: str = ""
+    runs: Sequence[Run], all_tables: dict[str, Table], all_plots: dict[str, Plot], disk_gb_s: float | None = None
 ) -> str:
-    """The report as Markdown, its plots by relative path."""
-    rows = homework_rows(points)
-    blocks = ["# LLM offloading with FlexGen"]
-    blocks.append(tables.provenance(rows) if rows.by_id else "The figures hold none of the homework's runs.")
+    """The report as Markdown, its plots by relative path. `disk_gb_s` is the disk's measured sequential rate."""
+    rows = homework_rows(runs)
+    blocks = ["# LLM offloading with FlexGen", environment.block(rows.runs or runs, disk_gb_s)]
+    blocks += [in_line(sentence) for sentence in rows.left_out]
     for question, (heading, table_names, plot_names) in SECTIONS.items():
-        blocks += [f"## {heading}", f"*{ASKED[question]}*"]
+        blocks.append(f"## {heading}")
         if missing := _not_run(question, rows):
             blocks.append(missing)
             continue
-        blocks += [all_tables[name].markdown for name in table_names]
+        blocks += [all_tables[name].markdown for name in table_names if len(all_tables[name].frame)]
         blocks += [_image(all_plots[name]) for name in plot_names if all_plots[name].drawn]
-        blocks.append(analysis.BY_QUESTION[question].analyze(points).markdown)
+        blocks.append(analysis.BY_QUESTION[question].analyze(runs).markdown)
     if len(all_tables["disk_reads"].frame):
-        blocks += ["## What the disk had to give", all_tables["disk_reads"].markdown]
-        blocks += [analysis.disk_reads.markdown(points)]
-    if any(row.id in rows.by_id for row in QUESTIONS["q4"]):
-        blocks += ["## What a better reader buys", BETTER_READER]
-        blocks += [all_tables["disk_readers"].markdown] if "disk_readers" in all_tables else []
-        blocks += [analysis.disk_readers.analyze(points).markdown]
+        blocks += ["## Disk reads and page cache", all_tables["disk_reads"].markdown]
+        blocks.append(_folded("Details", analysis.disk_reads.markdown(runs)))
+    if "disk_readers" in all_tables:
+        blocks += ["## Beyond the homework: a direct disk reader", all_tables["disk_readers"].markdown]
+        blocks.append(analysis.disk_readers.analyze(runs).markdown)
     if "comparison" in all_tables and len(all_tables["comparison_ratios"].frame) + len(all_tables["comparison"].frame):
-        blocks += ["## Beside the Colab T4"]
+        blocks.append("## Next to the Colab T4")
         blocks += [all_tables[name].markdown for name in ("comparison", "comparison_ratios")]
-    blocks += ["## Machine, versions, and how each figure was obtained", *_obtained(points, machine_text)]
-    in_homework = all_tables["all_rows"].frame["in_homework"]
-    blocks += ["## Every run"]
-    if in_homework.any():
-        blocks.append(_first_rows(_only(all_tables["all_rows"], in_homework, "The homework's runs.")).markdown)
-    if not in_homework.all():
-        caption = "Runs that are not the homework's, or that its sections above do not use."
-        blocks += ["### Not the homework's", _first_rows(_only(all_tables["all_rows"], ~in_homework, caption)).markdown]
+    blocks.append("## Every run, command and note")
+    blocks.append(_folded(f"All {len(runs):,} runs", _first_rows(all_tables["all_rows"]).markdown))
+    if details := environment.details(runs):
+        blocks.append(_folded("Machines, versions, commands and notes", details))
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
 def _not_run(question: str, rows: Rows) -> str:
-    """That none of the runs that only this question has is there, and how to have them; empty if one is."""
-    others = {row.id for other, its in QUESTIONS.items() if other != question for row in its}
-    there = [row for row in QUESTIONS[question] if row.id in rows.by_id]
-    if any(row.id not in others for row in there):
+    """How to get this question's runs, if there are none but those that other questions share; else empty.
+
+    Two splits are enough for question 1, whoever ran them.
+    """
+    here = rows.question(question)
+    elsewhere = {id(row.run) for other in QUESTIONS if other != question for row in rows.question(other)}
+    if any(id(row.run) not in elsewhere for row in here) or (question == "q1" and len(here) > 1):
         return ""
-    if not there:
-        return (
-            f"No run of this question is in the figures: `python -m helpers run {question}`, with the options of the "
-            "others, makes them."
-        )
-    return (
-        f"Only runs that other questions share are in the figures ({listed([row.label for row in there])}): "
-        f"`python -m helpers run {question}`, with the options of these, makes the rest."
-    )
-
-
-def page(text: str, all_plots: dict[str, Plot]) -> str:
-    """The report as one HTML page that opens offline: plots inside, nothing fetched."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    for plot in all_plots.values():
-        if plot.drawn:
-            data = base64.b64encode(plot.png()).decode()
-            body = body.replace(f'src="figures/{plot.name}.png"', f'src="data:image/png;base64,{data}"')
-    title = html.escape(text.splitlines()[0].lstrip("# "))
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
-    )
+    command = f"`python -m helpers run {question}`, with the options of the others"
+    if not here:
+        return f"No run of this question is in the figures: {command}, makes them."
+    shared = ", ".join(row.name for row in here)
+    return f"Only runs that other questions share are in the figures ({shared}): {command}, makes the rest."
 
 
 def _image(plot: Plot) -> str:
     return f"![{in_line(plot.alt)}](figures/{plot.name}.png)"
 
 
-def _obtained(points: Sequence[Run], machine_text: str) -> list[str]:
-    blocks = [machine_text] if machine_text else []
-    present = dict.fromkeys(point.kind for point in points)
-    blocks.append("\n".join(f"- **{kind}** ({_count(points, kind)}): {KINDS[kind]}" for kind in present))
-    machines = {p.machine.model_dump_json(): p.machine for p in points if p.machine}
-    for machine in machines.values():
-        gpu = f", {plain(machine.gpu_mem_gib)} GiB" if machine.gpu_mem_gib is not None else ""
-        profile = f"; profile {in_line(machine.profile)}" if machine.profile else ""
-        blocks.append(
-            f"Machine: {in_line(machine.name)}{gpu}; {in_line(machine.cpu)}, {machine.cpu_count} CPUs; "
-            f"{plain(machine.ram_gib)} GiB of RAM; {in_line(machine.platform)}{profile}."
-        )
-    versions = {tuple(sorted(p.versions.items())) for p in points if p.versions}
-    for found in sorted(versions):
-        blocks.append("Versions: " + ", ".join(f"{in_line(name)} {in_line(version)}" for name, version in found) + ".")
-    if not machines:
-        blocks.append("The figures do not say on which machine and with which versions they were obtained.")
-    names = matching.names(points)
-    commands = [f"{name}: {p.command}" for name, p in zip(names, points) if p.command]
-    if commands:
-        shown = ["    " + " ".join(command.split()) for command in commands[:MOST_LINES]]
-        blocks.append("Commands:\n\n" + "\n".join(shown) + _and_more(commands))
-    notes = [f"- {in_line(name)}: {in_line(note)}" for name, p in zip(names, points) for note in p.notes]
-    if notes:
-        blocks.append("Notes:\n\n" + "\n".join(notes[:MOST_LINES]) + _and_more(notes))
-    return blocks
-
-
-def _only(table: Table, wanted: pd.Series, caption: str) -> Table:
-    return dataclasses.replace(table, caption=caption, frame=table.frame[wanted], shown=table.shown[wanted])
+def _folded(summary: str, text: str) -> str:
+    return f"<details>\n<summary>{summary}</summary>\n\n{text.strip()}\n\n</details>"
 
 
 def _first_rows(table: Table) -> Table:
     """A table that a page can hold; its file has all of it."""
-    if len(table.shown) <= MOST_LINES:
+    if len(table.shown) <= MOST_ROWS:
         return table
-    caption = f"{table.caption} The first {MOST_LINES} of {len(table.shown):,}; all are in tables/{table.name}.csv."
-    return dataclasses.replace(table, caption=caption, shown=table.shown.head(MOST_LINES))
-
-
-def _and_more(lines: Sequence[str]) -> str:
-    return f"\n\n... and {len(lines) - MOST_LINES:,} more." if len(lines) > MOST_LINES else ""
-
-
-def _count(points: Sequence[Run], kind: str) -> str:
-    sources = ", ".join(dict.fromkeys(in_line(p.source) for p in points if p.kind == kind))
-    count = sum(p.kind == kind for p in points)
-    return f"{count} run{'s' if count > 1 else ''}, {sources}"
+    caption = f"{table.caption} The first {MOST_ROWS} of {len(table.shown):,}; all are in tables/{table.name}.csv."
+    return dataclasses.replace(table, caption=caption, shown=table.shown.head(MOST_ROWS))

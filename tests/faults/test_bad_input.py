@@ -20,7 +20,7 @@ from helpers.engine import launcher
 from helpers.errors import Refused
 from helpers.machine import profiles
 from helpers.machine.profiles import T4_COLAB
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.weights import store
 
 SPLIT = ("--percent", "100", "0", "100", "0", "100", "0")

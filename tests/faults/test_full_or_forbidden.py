@@ -81,7 +81,7 @@ def test_a_read_only_home(read_only, command_line, tmp_path):
 
 
 def test_a_read_only_folder_for_a_report(read_only, command_line):
-    from helpers.report.tables import REFERENCE
+    from helpers.report.comparison import REFERENCE
 
     assert_refused(command_line.run("analyze", REFERENCE, "--output", read_only / "out"), str(read_only))
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from helpers import paths
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 
 
 @pytest.fixture

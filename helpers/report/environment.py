@@ -1,0 +1,141 @@
+"""Where figures come from: the block at the top of the report, the line under a plot, and the folded details."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from helpers.analysis import matching
+from helpers.analysis.disk_reads import IOSTAT_KB
+from helpers.analysis.values import capital, in_line, listed, plain, rate
+from helpers.machine.emulation import EMULATED_T4
+from helpers.machine.profiles import CEILINGS_NAME
+from helpers.results import Machine
+from helpers.runs import Kind, Run
+
+MOST_LINES = 500  # of commands or notes: a browser still opens the page at once
+
+KINDS: dict[Kind, str] = {
+    "measured on CUDA": "measured on CUDA. Latencies are FlexGen's own timers, the peak is "
+    "`torch.cuda.max_memory_allocated`, without the CUDA context.",
+    "measured on the emulated GPU": "emulated. FlexGen's own code ran with a CPU as the GPU; the host link was held to "
+    f"{EMULATED_T4.h2d_gb_s:g} GB/s and the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s. Order and ratios carry "
+    "over to a real GPU, absolute values don't.",
+    "projected by FlexGen": "projected. FlexGen timed a few layer-steps and projected the rest.",
+    "predicted": "predicted by a cost model, not measured.",
+    "quoted": "quoted from the file, not measured here.",
+}
+
+
+def disk_read_gb_s(folder: Path, runs: Iterable[Run]) -> float | None:
+    """The disk's sequential rate that notebook 00 kept next to a result log, if on the machine of these runs."""
+    try:
+        kept = json.loads((folder / CEILINGS_NAME).read_text(encoding="utf-8"))
+        machine, rate_gb_s = Machine.model_validate(kept["machine"]), float(kept["disk_read_gb_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    ours = {(run.machine.name, run.machine.cpu) for run in runs if run.machine}
+    return rate_gb_s if ours == {(machine.name, machine.cpu)} else None
+
+
+def block(runs: Sequence[Run], sequential_gb_s: float | None = None) -> str:
+    """The machine, its disk, the versions, the date and the kind of figures, a line each (Markdown)."""
+    if not runs:
+        return "These figures hold no runs."
+    first = runs[0]
+    lines = [*_machine_lines(first.machine, first), ("Disk", _disk(runs, sequential_gb_s))]
+    for name, key in (("Python", "python"), ("PyTorch", "torch"), ("FlexGen", "flexgen")):
+        lines += [(name, listed(found))] if (found := _distinct(run.versions.get(key, "") for run in runs)) else []
+    lines += [("Date", " to ".join(days))] if (days := _days(runs)) else []
+    lines += [("Runs", workload(runs))]
+    lines += [("Figures", KINDS[kind]) for kind in dict.fromkeys(run.kind for run in runs)]
+    return "\n".join(f"- {name}: {text}" for name, text in lines)
+
+
+def _machine_lines(machine: Machine | None, run: Run) -> list[tuple[str, str]]:
+    memory = machine.gpu_mem_gib if machine else run.gpu_mem_gib
+    size = f"{plain(memory)} GiB" if memory is not None else "memory not stated"
+    if machine is None:
+        return [("Source", in_line(run.source)), ("GPU", f"not stated; {size}" if memory else "not stated")]
+    gpu = (
+        f"none, emulated ({in_line(machine.profile)}, {size})"
+        if machine.profile
+        else f"{in_line(machine.name)}, {size}"
+    )
+    return [
+        ("GPU", gpu),
+        ("CPU", f"{in_line(machine.cpu)}, {machine.cpu_count} cores"),
+        ("CPU RAM", f"{plain(machine.ram_gib)} GiB"),
+    ]
+
+
+def _disk(runs: Sequence[Run], sequential_gb_s: float | None) -> str:
+    """The disk and its sequential rate, or the highest that was sampled during the runs."""
+    name = listed(_distinct(run.disk.device for run in runs if run.disk))
+    sampled = max((run.disk_rkb_s_peak for run in runs if run.disk_rkb_s_peak), default=None)
+    if sequential_gb_s:
+        speed = f"{rate(1e9 * sequential_gb_s)} sequential (measured)"
+    elif sampled:
+        speed = f"{rate(IOSTAT_KB * sampled)} at most (sampled during the runs)"
+    else:
+        speed = "rate not measured"
+    return f"{name}, {speed}" if name else speed
+
+
+def workload(runs: Sequence[Run]) -> str:
+    """Model, lengths, batch, page cache and options of runs, in one line."""
+    first, work = runs[0], runs[0].workload
+    words = [f"{in_line(first.model)}, {work.prompt_len} + {work.gen_len} tokens"]
+    if len({run.workload.gpu_batch_size for run in runs}) == 1:
+        words.append(f"batch {work.gpu_batch_size}")
+    if work.num_gpu_batches > 1:
+        words.append(f"{work.num_gpu_batches} micro-batches")
+    if caches := _distinct(run.page_cache or "" for run in runs):
+        words.append(f"page cache {' and '.join(sorted(caches, reverse=True))}")
+    if first.other_options:
+        words.append(in_line(first.other_options))
+    if any(run.repeats and run.repeats > 1 for run in runs):
+        words.append("medians (range) of repeats")
+    return ", ".join(words)
+
+
+def provenance(runs: Sequence[Run]) -> str:
+    """Kind and source of figures and their workload, in one line for a plot or a table that stands alone."""
+    if not runs:
+        return "Its runs are not in the figures."
+    sources = dict.fromkeys(f"{run.kind}: {in_line(run.source)}" for run in runs)
+    return f"{capital(', '.join(sources))}; {workload(runs)}."
+
+
+def details(runs: Sequence[Run]) -> str:
+    """Every machine, all versions, each command and each note (Markdown)."""
+    blocks = []
+    machines = {run.machine.model_dump_json(): run.machine for run in runs if run.machine}
+    for machine in machines.values():
+        lines = "; ".join(text for _, text in _machine_lines(machine, runs[0]))
+        blocks.append(f"Machine: {lines}; {in_line(machine.platform)}.")
+    versions = dict.fromkeys(tuple(sorted(run.versions.items())) for run in runs if run.versions)
+    blocks += ["Versions: " + ", ".join(f"{in_line(a)} {in_line(b)}" for a, b in found) + "." for found in versions]
+    names = matching.names(runs)
+    commands = [f"{name}: {run.command}" for name, run in zip(names, runs) if run.command]
+    if commands:
+        blocks.append("Commands:\n\n" + _some(["    " + " ".join(command.split()) for command in commands]))
+    notes = [f"- {in_line(name)}: {in_line(note)}" for name, run in zip(names, runs) for note in run.notes]
+    if notes:
+        blocks.append("Notes:\n\n" + _some(notes))
+    return "\n\n".join(blocks)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [in_line(text) for text in dict.fromkeys(texts) if text]
+
+
+def _days(runs: Iterable[Run]) -> list[str]:
+    days = sorted(_distinct(run.started_at[:10] for run in runs))
+    return list(dict.fromkeys((days[0], days[-1]))) if days else []
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = f"\n\n... and {len(lines) - MOST_LINES:,} more." if len(lines) > MOST_LINES else ""
+    return "\n".join(lines[:MOST_LINES]) + more
