@@ -58,12 +58,12 @@ def test_every_table_and_question_is_answered_in_order(handed_in):
         "1.97",
         "4.01",
         "4.00",
-        "0.37x",
-        "4.67x",
+        "0.37",
+        "4.67",
         "0.0054",
         "33.51",
-        "6,700×",
-        "class A",
+        "6,700",
+        "Class A",
     ):
         assert figure in text
     assert "quoted" in text and not re.search(r"\b(nan|None|np\.float64)\b", text)

@@ -139,9 +139,9 @@ def row_labels(axes: Axes, rows: Sequence[QuestionRow]) -> None:
 
 def _row_label(row: QuestionRow) -> str:
     number = f"{row.label} " if row.label.startswith("(") else ""
-    asked, achieved = (f"{number}{row.name}", str(row.run.placement))
-    lines = asked.replace(" + ", "\n+ ")
-    if achieved.replace(".0 %", " %") != row.name:
+    asked, achieved = row.run.split.in_words, str(row.run.placement)
+    lines = number + asked.replace(" + ", "\n+ ")
+    if achieved.replace(".0 %", " %") != asked:
         lines += "\n[" + achieved.replace(" + ", "\n+ ") + "]"
     return lines + ("\nfailed" if not row.done else "\ndisturbed" if row.disturbance else "")
 

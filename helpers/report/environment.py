@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from helpers.analysis import matching
-from helpers.analysis.disk_reads import IOSTAT_KB
 from helpers.analysis.values import capital, in_line, listed, plain, rate
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import CEILINGS_NAME
-from helpers.results import Machine
-from helpers.runs import Kind, Run
+from helpers.results import Kind, Machine
+from helpers.runs import Run
+from helpers.units import KIB
 
 MOST_LINES = 500  # of commands or notes: a browser still opens the page at once
 
@@ -77,7 +77,7 @@ def _disk(runs: Sequence[Run], sequential_gb_s: float | None) -> str:
     if sequential_gb_s:
         speed = f"{rate(1e9 * sequential_gb_s)} sequential (measured)"
     elif sampled:
-        speed = f"{rate(IOSTAT_KB * sampled)} at most (sampled during the runs)"
+        speed = f"{rate(KIB * sampled)} at most (sampled during the runs)"
     else:
         speed = "rate not measured"
     return f"{name}, {speed}" if name else speed

@@ -210,7 +210,7 @@ def weight_compression(runs: Iterable[Run]) -> Plot:
         row_labels(axes, splits)
         axes.set_ylabel(label)
         legend(axes)
-    labels = [f"{row.name} {kind}" for kind in ("fp16", "4-bit") for row in splits]
+    labels = [f"{row.run.split.in_words} {kind}" for kind in ("fp16", "4-bit") for row in splits]
     return Plot(name, f"{title}. Throughput in token/s: {said(zip(labels, speeds))}", figure)
 
 

@@ -206,7 +206,13 @@ def weight_compression(runs: Iterable[Run]) -> Table:
         _PEAK,
         Column("Change", "throughput_change", change, lambda value: times(value, "x"), ranged=True),
         labels=(
-            Column("Scenario", "", lambda row: f"{row.label} {row.name}" if row.label.startswith("(") else row.name),
+            Column(
+                "Scenario",
+                "",
+                lambda row: (
+                    f"{row.label} {row.run.split.in_words}" if row.label.startswith("(") else row.run.split.in_words
+                ),
+            ),
             Column("Compression", "", lambda row: row.run.compress_weight, lambda on: "4-bit" if on else "without"),
         ),
     )
