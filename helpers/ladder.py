@@ -241,9 +241,10 @@ def plot(rungs: Sequence[Rung]) -> plots.Plot:
         measured = rung.record is not None
         colour = plots.BLUE if rung.same_tokens is not False else plots.ORANGE
         axes.barh(place_y, speed, height=0.6, color=colour if measured else "white", edgecolor=colour, linewidth=1.5)
+        end = max(speed, rung.bound[1]) if rung.bound and measured else speed
         axes.annotate(
             f"{speed:.3g}{'' if measured else ' (predicted)'}",
-            (speed, place_y),
+            (end, place_y),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",

@@ -133,7 +133,6 @@ class Page:
 def start(
     device: Literal["auto", "cuda", "emulated"] = "auto",
     output_dir: str = "",
-    *,
     model: str = "",
     prompt_len: int | None = None,
     gen_len: int | None = None,
@@ -146,7 +145,7 @@ def start(
     An empty model and lengths of None are the homework's on this device. A relative folder is in the project,
     wherever the notebook runs; a folder on Google Drive is mounted. Warnings are single sentences from here on.
     """
-    warnings.showwarning = say_warning  # type: ignore[assignment]
+    warnings.showwarning = say_warning
     chosen = lab.choose_device(device)
     if not isinstance(fresh, bool):
         raise Refused(f"fresh {fresh!r}: neither True nor False")
