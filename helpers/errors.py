@@ -9,6 +9,10 @@ from typing import TextIO
 class Refused(ValueError):
     """A request refused before anything started; its text is one line that names the value and the rule."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback."""
+        return [f"Refused: {self}"]
+
 
 def say_warning(
     message: Warning | str,

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from factories import make_record
 from helpers import homework, lab, notebook
@@ -72,3 +73,24 @@ def test_a_warning_is_a_sentence(page, tmp_path, capsys):
         notebook.start("emulated", str(tmp_path))
         warnings.warn("line 2: not a record", stacklevel=1)
     assert capsys.readouterr().err == "warning: line 2: not a record\n"
+
+
+@pytest.mark.parametrize(
+    "cell, named",
+    [
+        ("notebook.start('emulated', prompt_len=5000)", "5000"),
+        ("notebook.start('tpu')", "'tpu'"),
+        ("notebook.start('emulated', model='opt-9b')", "opt-9b"),
+        ("notebook.start('emulated', repeats=0)", "repeats"),
+        ("notebook.start('emulated', gen_len='many')", "gen_len"),
+        ("notebook.start('emulated', page_cache='warm')", "page_cache"),
+        ("homework.offload_sweep({'(6)': '60 60 100 0 100 0'})", "(6)"),
+        ("homework.batch_size([1, 0])", "batches"),
+        ("homework.weight_compression('100 0')", "scenarios"),
+    ],
+)
+def test_a_wrong_knob_gives_one_line_that_names_it(cell, named, capsys):
+    shell = InteractiveShell.instance()
+    shell.run_cell(f"from helpers import homework, notebook\n{cell}")
+    said = capsys.readouterr().out.strip().splitlines()
+    assert len(said) == 1 and said[0].startswith("Refused: ") and named in said[0]
