@@ -47,7 +47,7 @@ def probes() -> dict[str, RunSettings]:
 
     return {
         "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=3),  # every prediction has its overhead in it
-        "dequantize_gb_s": probe(_ON_GPU, compress_weight=True, repeats=3),
+        "dequantize_overhead_us": probe(_ON_GPU, compress_weight=True, repeats=3),
         "h2d_gb_s": probe(_ON_CPU, gen_len=16),
         "host_copy_gb_s": probe(_ON_CPU, pin_weight=False),
         "cache_overhead_us": probe(_CACHE_ON_CPU, gen_len=16, batch=16),

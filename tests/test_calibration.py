@@ -25,7 +25,7 @@ CEILINGS = MachineCeilings(
 )
 RATES = {  # launches so short that they hide none of the others
     "layer_overhead_us": (100.0, 400.0),
-    "dequantize_gb_s": (10.0, 40.0),
+    "dequantize_overhead_us": (50.0, 300.0),
     "h2d_gb_s": (5.0, 50.0),
     "host_copy_gb_s": (5.0, 50.0),
     "cache_overhead_us": (100.0, 2000.0),
@@ -115,17 +115,17 @@ def test_repeats_on_a_core_that_others_used_show_nothing_where_there_is_another(
 
 def test_kernels_that_a_kind_of_run_loads_are_no_part_of_its_rate():
     """4-bit weights have kernels of their own, loaded in the first decode pass of a probe of eight."""
-    machine = from_ceilings(CEILINGS).model_copy(update={"layer_overhead_us": 100.0, "dequantize_gb_s": 30.0})
-    record = played(calibration.probes()["dequantize_gb_s"], machine)
+    machine = from_ceilings(CEILINGS).model_copy(update={"layer_overhead_us": 300.0, "dequantize_overhead_us": 150.0})
+    record = played(calibration.probes()["dequantize_overhead_us"], machine)
     (repeat,) = record.repeats
     prefill_s, first_s, *usual_s = repeat.pass_latencies_s
     slower = repeat.model_copy(update={"pass_latencies_s": (prefill_s + 0.01, first_s + 0.1, *usual_s)})
     found = calibration.with_probe(
-        machine.model_copy(update={"dequantize_gb_s": 1.0}),
-        "dequantize_gb_s",
+        machine.model_copy(update={"dequantize_overhead_us": 1.0}),
+        "dequantize_overhead_us",
         record.model_copy(update={"repeats": (slower,)}),
     )
-    assert found.dequantize_gb_s == pytest.approx(30.0, rel=0.01)
+    assert found.dequantize_overhead_us == pytest.approx(150.0, rel=0.01)
 
 
 def test_a_probe_that_failed_or_shows_nothing_leaves_the_ceiling_and_says_so(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
 from helpers.placement import place
 from helpers.predict.rates import calibrate
+from helpers.predict.schedule import OVERLAPPED_WAIT
 from helpers.predict.time_model import KERNEL_LOADING, TERMS, by_batch_size, latencies, layer_times, predict
 from helpers.report.comparison import REFERENCE
 from helpers.results import Machine
@@ -174,7 +175,7 @@ def test_more_on_a_slow_disk_is_never_faster(one, other, gpu_share):
     assert throughputs[1] <= throughputs[0] * (1 + 1e-9)
 
 
-IN_NO_TIME = {rate: 1e9 if rate.endswith("_s") else 1e-9 for rate in TERMS.values()}  # but for what a test says
+IN_NO_TIME = {rate: 1e9 if rate.endswith("_s") else 1e-9 for rate in (*TERMS.values(), "large_file_gb_s")}
 
 
 def test_the_main_thread_launches_a_copy_of_each_tensor_on_the_cpu():
@@ -198,7 +199,7 @@ def test_launches_wait_for_the_copy_threads_that_open_files():
         update=IN_NO_TIME
         | {"layer_overhead_us": 1e6 * launch_s, "file_overhead_us": 1e6 * file_s, "host_ram_gib": 64.0}
     )
-    steps = 24 * (5 + 3) + 3 + 2  # each matrix, and each layer
+    steps = 24 * (4 + 2) + 2 + 1 + OVERLAPPED_WAIT * 50  # each matrix, and the part of each layer that overlaps nothing
     waits = 24 * (1 + 1 / 2) + 1 / 2 + 1 / 4
     a_pass_s = predict(run("0 0 100 0 100 0"), machine).decode_pass_latencies_s[5]
     assert a_pass_s == pytest.approx(steps * file_s + waits * launch_s, rel=1e-3)
@@ -228,7 +229,7 @@ def test_the_page_cache_serves_what_fits_in_the_ram_that_is_left():
     assert cached.total_throughput_tok_s > 5 * predict(settings, T4_COLAB).total_throughput_tok_s
     cold = predict(run("0 0 100 0 100 0", page_cache="cold"), roomy)
     assert not cold.page_cache_serves_disk
-    assert cold.total_throughput_tok_s == pytest.approx(predict(settings, T4_COLAB).total_throughput_tok_s)
+    assert cold.total_throughput_tok_s < predict(settings, T4_COLAB).total_throughput_tok_s
 
 
 def test_what_flexgen_projects_is_near_what_it_runs():
@@ -372,7 +373,9 @@ def test_times_by_batch_size_are_the_predictions_of_each():
 
 def test_copies_from_the_cpu_hide_behind_the_disk():
     """Why the homework's (3) and (4) are as fast as each other where the disk is slow."""
-    without, with_cpu = (layer_times(run(f"{percent} 100 0 100 0"), T4_COLAB)[1] for percent in ("50 0", "0 50"))
+    without, with_cpu = (
+        layer_times(run(f"{percent} 100 0 100 0", page_cache="cold"), T4_COLAB)[1] for percent in ("50 0", "0 50")
+    )
     assert without.cpu_to_gpu_s == 0 < with_cpu.cpu_to_gpu_s < with_cpu.disk_s
     assert with_cpu.layer_s == pytest.approx(without.layer_s)
     blocked = layer_times(run("0 0 100 0 100 0", overlap=False), T4_COLAB)[1]

@@ -20,6 +20,7 @@ _SLOW_MOTION = {
     "cache_store_gb_s": (0.2, f"{_PACED}, that of PCIe"),
     "cpu_attention_gb_s": (0.0046, f"{_PACED}: 1/13.5 of PCIe, as on a T4 host with two cores"),
     "disk_gb_s": (0.03, _PACED),
+    "direct_disk_gb_s": (0.03, _PACED),
     "disk_write_gb_s": (0.03, _PACED),
     "prefill_kernel_loading_s": (0.0, "no kernels to load"),
     "decode_kernel_loading_s": (0.0, "no kernels to load"),

@@ -44,19 +44,36 @@ def copy_buffer_elements(settings: RunSettings) -> int:
     Through it pass weights from disk (unless they are read directly), a micro-batch's keys or values to and from the
     disk, and in prefill those from the GPU to the CPU.
     """
-    split, model, work = settings.split, settings.opt_model, settings.workload
-    elements = [0]
-    if settings.disk_reader == "stock":
-        for layer in place(model, split.weights_gpu, split.weights_cpu, settings.compress_weight).layers:
-            for tensor in layer:
-                if tensor.tier == "disk":
-                    elements += _elements(buffers(tensor), tensor.compressed)
+    split = settings.split
+    gpu, cpu = representative_split(settings.opt_model, split.weights_gpu, split.weights_cpu)
+    return max(
+        largest_weight_elements(settings, gpu, cpu), largest_cache_elements(settings, settings.workload.gpu_batch_size)
+    )
+
+
+def largest_weight_elements(settings: RunSettings, weights_gpu: int, weights_cpu: int) -> int:
+    """Elements of the largest weight on disk that passes through a copy thread's buffer; 0 if none does."""
+    if settings.disk_reader == "direct":
+        return 0
+    return _largest_on_disk(settings.opt_model, weights_gpu, weights_cpu, settings.compress_weight)
+
+
+@lru_cache(maxsize=20_000)
+def _largest_on_disk(model: OptModel, weights_gpu: int, weights_cpu: int, compress: bool) -> int:
+    layers = place(model, weights_gpu, weights_cpu, compress).layers
+    on_disk = (t for layer in layers for t in layer if t.tier == "disk")
+    return max((element for t in on_disk for element in _elements(buffers(t), t.compressed)), default=0)
+
+
+def largest_cache_elements(settings: RunSettings, batch: int) -> int:
+    """Elements of a micro-batch's keys or values that pass through a copy thread's buffer; 0 if none do."""
     _, on_cpu, on_disk = cache_segments(settings)
-    if on_cpu or on_disk or settings.cpu_cache_compute:  # whose CPU workspace takes the cache from the GPU too
-        positions = max(work.prompt_len + work.gen_len - 1, WARMUP_PROMPT_LEN)
-        cache = CacheShape(model, work.gpu_batch_size, positions, settings.compress_cache)
-        elements += _elements(cache.buffers, cache.compressed)
-    return max(elements)
+    if not (on_cpu or on_disk or settings.cpu_cache_compute):  # whose CPU workspace takes the cache from the GPU too
+        return 0
+    work = settings.workload
+    positions = max(work.prompt_len + work.gen_len - 1, WARMUP_PROMPT_LEN)
+    cache = CacheShape(settings.opt_model, batch, positions, settings.compress_cache)
+    return max(_elements(cache.buffers, cache.compressed))
 
 
 def _elements(buffers_: tuple[int, ...], compressed: bool) -> list[int]:

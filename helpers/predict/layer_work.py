@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.models import FP16_BYTES, OptModel
-from helpers.placement import PlacedTensor, place
+from helpers.placement import place
 from helpers.predict.tensors import COPY_THREADS, decompressed_bytes
+from helpers.units import MIB
 
 Numbers = NDArray[np.float64]
+CPU_CACHE_BYTES = 64 * MIB  # copying a larger matrix goes through main memory
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class LayerWork:
     flop_per_token: Numbers
     read_bytes: Numbers  # by the GPU
     dequantized_bytes: Numbers  # fp16
+    dequantized_tensors: Numbers
     cpu_bytes: Numbers
     cpu_copies: Numbers  # a 4-bit weight takes two: values and scales
     disk_bytes: Numbers
-    disk_steps: Numbers  # waits that don't depend on bytes: one for each matrix's file, one for the layer
+    disk_files: Numbers  # of matrices (4-bit values and scales are two); vectors take next to nothing
     disk_threads: Numbers  # share of the copy threads that have a matrix on disk to bring
     relayed_bytes: Numbers  # of 4-bit weights on disk: the most that one copy thread brings
+    large_bytes: Numbers  # of matrices on disk that no CPU cache holds: the most that one copy thread brings
 
     @classmethod
     def side_by_side(cls, layers: Sequence[LayerWork]) -> LayerWork:
@@ -54,20 +58,17 @@ def layer_work(model: OptModel, weights_gpu: int, weights_cpu: int, compress: bo
             2.0 * elements,
             FP16_BYTES * elements,
             sum(decompressed_bytes(t) for t in matrices if t.compressed),
+            sum(t.compressed for t in matrices),
             sum(t.stored_bytes for t in on_cpu),
             sum(1 + t.compressed for t in on_cpu),
             sum(t.stored_bytes for t in on_disk),
-            _disk_steps(on_disk),
+            sum(1 + t.compressed for t in on_disk if len(t.shape) > 1),
             min(1.0, sum(t.tier == "disk" for t in matrices) / COPY_THREADS),
             _most_of_a_thread([t.stored_bytes for t in on_disk if t.compressed]),
+            _most_of_a_thread([t.stored_bytes for t in on_disk if t.stored_bytes > CPU_CACHE_BYTES]),
         )
         work.append(LayerWork(kind, *(np.full((1, 1, 1, 1), float(number)) for number in numbers)))
     return tuple(work)
-
-
-def _disk_steps(tensors: Sequence[PlacedTensor]) -> float:
-    """One per matrix file (4-bit values and scales are two) and one per layer; vectors take next to nothing."""
-    return float(bool(tensors) + sum(1 + t.compressed for t in tensors if len(t.shape) > 1))
 
 
 def _most_of_a_thread(tensors_bytes: Sequence[int]) -> float:

@@ -105,7 +105,7 @@ def with_page_cache_of(profile: MachineProfile, settings: RunSettings, measured:
     """
     run = single(settings, profile)
     layers = (run.attention, run.mlp)
-    steps = np.array([layer.disk_steps.item() for layer in layers])
+    steps = np.array([layer.disk_files.item() + 1 for layer in layers])  # a wait for the layer, too
     gigabytes = np.array([layer.disk_bytes.item() for layer in layers]) / G
     seconds = np.array([measured.attention_s, measured.mlp_s]) - gigabytes / profile.h2d_gb_s
     overhead_s, s_per_gb = np.linalg.solve(np.stack([steps, gigabytes], axis=1), seconds)

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from helpers.machine.profiles import MachineProfile
 from helpers.models import FP16_BYTES
-from helpers.predict.host_memory import host_batch, host_weights
+from helpers.placement import place
+from helpers.predict.host_memory import host_batch, host_weights, largest_cache_elements, largest_weight_elements
 from helpers.predict.layer_work import LayerWork, layer_work
+from helpers.predict.page_cache import History, Served, served
 from helpers.predict.tensors import COPY_BUFFER_BYTES, COPY_THREADS, CacheShape, cache_segments
 from helpers.settings import RunSettings
+from helpers.units import GIB
 
 # What a pass is made of: parts of the machine, each with the profile's field that says how fast it is.
 TERMS = {
@@ -35,6 +38,8 @@ TERMS = {
 }
 G = 1e9
 OPERATORS_A_LAYER = 10  # counted; the main thread launches each, and each copy of a tensor to the GPU
+# Share of a layer's wait for its copy threads left when it overlaps computing: fitted to `20 40` on five H200 machines.
+OVERLAPPED_WAIT = 0.7
 ATTENTION_SCORE_PASSES = 7  # how often mha writes or reads its b x heads x s x s scores
 
 Seconds = NDArray[np.float64]
@@ -63,7 +68,7 @@ def _work(
 
 
 class Schedule:
-    """One setting, or many that differ only in placement and batch, on a machine.
+    """One setting, or many that differ only in placement and batch, on a machine; `history` is the page cache's.
 
     Arrays have the axes (placement, micro-batch size, number of micro-batches, pass).
     """
@@ -75,6 +80,7 @@ class Schedule:
         splits: Sequence[tuple[int, int]],
         batch_sizes: NDArray[np.int64],
         batch_counts: Sequence[int],
+        history: History = "likely",
     ) -> None:
         self.settings, self.profile, self.model = settings, profile, settings.opt_model
         self.batch = np.asarray(batch_sizes, dtype=float)[..., None]
@@ -87,31 +93,30 @@ class Schedule:
         stored = CacheShape(self.model, 1, 1, settings.compress_cache)
         self.kv_stored_bytes = 2.0 * sum(stored.buffers)
         self.kv_fp16_bytes = 2.0 * FP16_BYTES * self.model.hidden_size
-        self.cache_steps = (1.0 + 2.0 * len(stored.buffers)) * bool(self.on_disk)  # keys and values
+        self.cache_files = 2.0 * len(stored.buffers) * bool(self.on_disk)  # of keys and of values
         self.cache_threads = 2.0 / COPY_THREADS * bool(self.on_disk)
-        self.cached = self._page_cache_serves_disk(splits, batch_sizes, batch_counts)
+        self.direct = settings.disk_reader == "direct"
+        self.served = self._served(splits, batch_sizes, batch_counts)
+        self.from_page_cache = getattr(self.served, history)
 
-    def _page_cache_serves_disk(
+    def _served(
         self, splits: Sequence[tuple[int, int]], batch_sizes: NDArray[np.int64], batch_counts: Sequence[int]
-    ) -> NDArray[np.bool_]:
-        """Whether all that is read from disk in a pass fits in the RAM that is left.
-
-        What is read in a circle and does not fit is evicted before its turn comes again: Linux's page cache
-        then serves none of it (tried: 600 MB in a circle under 550 MB of cache, 0.1 % served).
-        """
+    ) -> Served:
+        """The page cache's share of what each pass reads from the disk tier, with the room that the run leaves it."""
         settings, model = self.settings, self.model
-        if settings.page_cache == "cold":
-            return np.zeros((1, 1, 1, 1), dtype=bool)
         per_layer = (
             (self.input_embed, 1),
             (self.attention, model.num_layers),
             (self.mlp, model.num_layers),
             (self.output_embed, 1),
         )
-        weights = sum(times * layer.disk_bytes for layer, times in per_layer)
+        weights = sum(times * layer.disk_bytes for layer, times in per_layer) * (not self.direct)
+        # The first and the last layer share the token embedding, and the lab links it: one file, read twice.
+        twice = self._shared_embedding(splits) if not (self.direct or settings.compress_weight) else 0.0
         positions = settings.workload.prompt_len + settings.workload.gen_len - 1
         cache = self.on_disk * self.kv_stored_bytes * model.num_layers * positions * self.batch * self.batches
-        taken = COPY_THREADS * COPY_BUFFER_BYTES + np.array(
+        self.reads_through_page_cache = np.asarray(weights + cache) > 0
+        taken = np.array(
             [sum(host_weights(model, *split, settings.compress_weight, settings.pin_weight)) for split in splits],
             dtype=float,
         ).reshape(-1, 1, 1, 1)
@@ -121,7 +126,31 @@ class Schedule:
                 of_batch[size, batches] = sum(host_batch(settings, size, batches).values())
         growing = np.vectorize(lambda size, batches: of_batch[size, batches], otypes=[float])
         taken = taken + growing(batch_sizes, np.array(batch_counts).reshape(1, 1, -1))[..., None]
-        return (weights + cache > 0) & (weights + cache <= self.profile.shared_host_bytes - taken)
+        taken = taken + COPY_THREADS * self._copy_buffer_bytes(splits, batch_sizes)
+        if settings.page_cache == "cold":
+            return Served.nothing()
+        active = self.profile.mapped_files_gib * GIB + twice
+        return served(weights + cache - twice, self.profile.shared_host_bytes - taken, active)
+
+    def _shared_embedding(self, splits: Sequence[tuple[int, int]]) -> Seconds:
+        """Bytes of the token embedding where both of its copies are on disk."""
+        found = []
+        for split in splits:
+            layers = place(self.model, *split, self.settings.compress_weight).layers
+            on_disk = [{t.name: t.stored_bytes for t in layers[j] if t.tier == "disk"} for j in (0, -1)]
+            found.append(sum(size for name, size in on_disk[0].items() if name in on_disk[1]))
+        return np.array(found, dtype=float).reshape(-1, 1, 1, 1)
+
+    def _copy_buffer_bytes(self, splits: Sequence[tuple[int, int]], batch_sizes: NDArray[np.int64]) -> Seconds | float:
+        """Pinned bytes of one copy thread's buffer at each placement and micro-batch size."""
+        settings = self.settings
+        if settings.copy_buffer == "stock":
+            return float(COPY_BUFFER_BYTES)
+        weights = [largest_weight_elements(settings, *split) for split in splits]
+        sizes = np.unique(batch_sizes)
+        cache = np.array([largest_cache_elements(settings, int(size)) for size in sizes])
+        largest = np.maximum(np.array(weights).reshape(-1, 1, 1), cache[np.searchsorted(sizes, batch_sizes)])
+        return FP16_BYTES * largest[..., None].astype(float)
 
     # ---- steps, in seconds
 
@@ -132,29 +161,30 @@ class Schedule:
         gpu_bytes = layer.read_bytes + 0.0 * self.batch
         dequantized = layer.dequantized_bytes + 0.0 * self.batch
         on_cpu_bytes = moved_down = moved_up = 0.0 * self.batch
+        attends, on_gpu = layer.kind == "attention" and not prefill, 1.0
         if layer.kind == "output_embed":
             gpu_bytes = gpu_bytes + FP16_BYTES * self.batch * tokens * self.model.vocab_size
         if layer.kind == "attention" and prefill:
             flop = flop + 4.0 * self.batch * tokens * context * h
             scores = FP16_BYTES * self.batch * self.model.num_heads * tokens * context
             gpu_bytes = gpu_bytes + ATTENTION_SCORE_PASSES * scores
-        elif layer.kind == "attention":
+        elif attends:
             attended = self.kv_fp16_bytes * self.batch * context
             if settings.cpu_cache_compute:
                 on_gpu = self.on_gpu if settings.split.cache_is_mixed else 0.0
                 on_cpu_bytes = attended * (1 - on_gpu) / _cpu_attention_efficiency(self.batch, h)
                 # The query goes to the CPU as fp32, and the result comes back as fp32.
                 moved_down = moved_up = 2.0 * FP16_BYTES * self.batch * h
-            else:
-                on_gpu = 1.0
             gpu_bytes = gpu_bytes + on_gpu * attended
             if settings.compress_cache:
                 dequantized = dequantized + on_gpu * attended
         if not settings.split.activations_gpu:
             hidden = FP16_BYTES * self.batch * tokens * h
             moved_down, moved_up = moved_down + hidden, moved_up + hidden
+        decompressed = layer.dequantized_tensors + 2.0 * (attends and settings.compress_cache and on_gpu > 0)
+        launched_us = p.layer_overhead_us + decompressed * p.dequantize_overhead_us
         terms = {
-            "launch overhead": p.layer_overhead_us / 1e6 + 0.0 * self.batch,
+            "launch overhead": launched_us / 1e6 + 0.0 * self.batch,
             "GPU compute": flop / (p.gpu_fp16_tflop_s * 1e12),
             "GPU memory": gpu_bytes / (p.gpu_mem_gb_s * G),
             "dequantisation": dequantized / (p.dequantize_gb_s * G),
@@ -180,9 +210,19 @@ class Schedule:
         """
         from_cpu = layer.cpu_bytes / (self.profile.h2d_gb_s * G)
         by_host = 0.0 if self.settings.pin_weight else layer.cpu_bytes / (self.profile.host_copy_gb_s * G)
-        load = self._load(
-            layer.disk_bytes, layer.disk_steps, layer.disk_threads, layer.relayed_bytes, from_cpu, by_host, to_gpu=True
-        )
+        if self.direct:
+            load = self._load_direct(layer, from_cpu, by_host)
+        else:
+            load = self._load(
+                layer.disk_bytes,
+                layer.disk_files,
+                layer.disk_threads,
+                layer.relayed_bytes,
+                layer.large_bytes,
+                from_cpu,
+                by_host,
+                to_gpu=True,
+            )
         launched = layer.cpu_copies * self.profile.layer_overhead_us / 1e6 / OPERATORS_A_LAYER
         load.terms["launch overhead"] = launched + 0.0 * load.seconds
         return load._replace(main_thread=load.main_thread + launched, seconds=np.maximum(load.seconds - launched, 0.0))
@@ -200,24 +240,28 @@ class Schedule:
         # One copy thread brings the keys, another the values.
         relayed = self.on_disk * bytes_ / 2 if settings.compress_cache and to_gpu else 0.0
         return self._load(
-            self.on_disk * bytes_, self.cache_steps, self.cache_threads, relayed, from_cpu, by_host, to_gpu, moved
+            self.on_disk * bytes_, self.cache_files, self.cache_threads, relayed, 0.0, from_cpu, by_host, to_gpu, moved
         )
 
     def _load(
         self,
         disk_bytes: Seconds,
-        disk_steps: Seconds | float,
+        disk_files: Seconds | float,
         disk_threads: Seconds | float,
         relayed_bytes: Seconds | float,
+        large_bytes: Seconds | float,
         from_cpu: Seconds,
         by_host: Seconds | float,
         to_gpu: bool,
         moved: float = 0.0,
     ) -> Work:
         p = self.profile
-        opened = disk_steps * p.file_overhead_us / 1e6
-        disk = np.where(self.cached, 0.0, disk_bytes / (p.disk_gb_s * G))
-        from_page_cache = np.where(self.cached, disk_bytes / (p.page_cache_gb_s * G), 0.0)
+        waits = np.sign(disk_files) * (OVERLAPPED_WAIT if self.overlap else 1.0)
+        opened = (disk_files + waits) * p.file_overhead_us / 1e6
+        disk = (1 - self.from_page_cache) * disk_bytes / (p.disk_gb_s * G)
+        from_page_cache = self.from_page_cache * np.maximum(
+            disk_bytes / (p.page_cache_gb_s * G), large_bytes / (p.large_file_gb_s * G)
+        )
         relay = relayed_bytes / (p.relay_gb_s * G) + 0.0 * disk
         after_disk = disk_bytes / (p.h2d_gb_s * G) if to_gpu else 0.0 * disk
         terms = {
@@ -229,8 +273,16 @@ class Schedule:
             "cache moves": moved + 0.0 * disk,
             "host to device": from_cpu + after_disk + 0.0 * disk,
         }
-        read = opened + np.maximum(np.maximum(disk, from_page_cache), relay)
+        # A copy thread converts what it has just read, so that its disk and its conversion take turns.
+        read = opened + disk + np.maximum(from_page_cache, relay)
         return _work(np.maximum(read, from_cpu) + after_disk, terms, by_host + moved, disk_threads)
+
+    def _load_direct(self, layer: LayerWork, from_cpu: Seconds, by_host: Seconds | float) -> Work:
+        """The direct reader's part: reading and moving to the GPU overlap, and 4-bit weights stay as they are."""
+        disk = layer.disk_bytes / (self.profile.direct_disk_gb_s * G)
+        to_gpu = from_cpu + layer.disk_bytes / (self.profile.h2d_gb_s * G)
+        terms = {"disk": disk, "host copy": by_host + 0.0 * disk, "host to device": to_gpu}
+        return _work(np.maximum(disk, to_gpu), terms, by_host)
 
     def store_cache(self, tokens: int) -> Work:
         """Store one micro-batch's new keys and values of one layer."""
@@ -238,7 +290,7 @@ class Schedule:
         bytes_ = self.kv_stored_bytes * self.batch * tokens
         through_threads = self.on_disk + (self.on_cpu if tokens > 1 else 0.0)
         terms = {
-            "tensor files": self.cache_steps * p.file_overhead_us / 1e6 + 0.0 * bytes_,
+            "tensor files": (self.cache_files + np.sign(self.cache_files)) * p.file_overhead_us / 1e6 + 0.0 * bytes_,
             "cache store": through_threads * bytes_ / (p.cache_store_gb_s * G),
             "disk write": self.on_disk * bytes_ / (p.disk_write_gb_s * G),
             "device to host": (self.on_cpu if tokens == 1 else 0.0) * bytes_ / (p.d2h_gb_s * G),

@@ -12,18 +12,27 @@ from numpy.typing import NDArray
 from helpers.machine.profiles import MachineProfile
 from helpers.predict.gpu_memory import peak_gpu_memory
 from helpers.predict.host_memory import host_memory
-from helpers.predict.schedule import TERMS, G, Schedule, Seconds, Terms, sum_terms
+from helpers.predict.page_cache import History
+from helpers.predict.schedule import TERMS, G, Schedule, Seconds, Terms, Work, sum_terms
 from helpers.predict.tensors import representative_split
 from helpers.settings import RunSettings
 
 KERNEL_LOADING = "kernel loading"  # a term without a rate
 
 
+# How far a run's rates have been from those of probes minutes before, and how much longer launches take on a core that
+# other processes use too: judged on six H200 machines, whose cores are shared.
+RATE_SPREAD = 0.15
+SHARED_CORE = 2.0
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A run's prediction. Throughput and its bounds in token/s, memory in GiB, `terms_s` in seconds of the whole run.
 
-    The bounds are for nothing and for everything overlapping. `bottleneck` is the longest term.
+    At the upper bound everything overlaps, the page cache serves as much as it may, and the longest term's rate is
+    RATE_SPREAD higher. At the lower bound nothing overlaps, the page cache serves as little as it may, other processes
+    use the core that launches kernels, and all rates are RATE_SPREAD lower. `bottleneck` is the longest term.
     """
 
     prefill_latency_s: float
@@ -47,14 +56,16 @@ class Prediction:
         return self.prefill_latency_s + self.decode_latency_s
 
 
-def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, Terms, bool]:
+def latencies(
+    settings: RunSettings, profile: MachineProfile, history: History = "likely"
+) -> tuple[Seconds, Terms, bool]:
     """Seconds of each pass, prefill first, its terms, and whether the page cache serves the disk tier.
 
     With a debug mode, decode passes are as FlexGen projects them: the mean of its second ten layer-steps (attention and
     MLP in turn, in the first decode pass) times the number of layers.
     """
     work = settings.workload
-    run = single(settings, profile)
+    run = single(settings, profile, history)
     prefill, prefill_terms = run.passes(work.prompt_len, np.array([float(work.prompt_len)]), True, work.gen_len == 1)
     if settings.debug_mode:
         first = np.array([work.prompt_len + 1.0])
@@ -77,14 +88,14 @@ def latencies(settings: RunSettings, profile: MachineProfile) -> tuple[Seconds, 
     if not settings.debug_mode:
         loading[:2] = (profile.prefill_kernel_loading_s, profile.decode_kernel_loading_s)[: loading.size]
     terms[KERNEL_LOADING] = loading
-    return seconds + loading, terms, bool(run.cached.all())
+    return seconds + loading, terms, bool((run.reads_through_page_cache & (run.from_page_cache == 1)).all())
 
 
-def single(settings: RunSettings, profile: MachineProfile) -> Schedule:
+def single(settings: RunSettings, profile: MachineProfile, history: History = "likely") -> Schedule:
     """The schedule of one setting."""
     work = settings.workload
     sizes = np.array([[[work.gpu_batch_size]]])
-    return Schedule(settings, profile, (_representative(settings),), sizes, (work.num_gpu_batches,))
+    return Schedule(settings, profile, (_representative(settings),), sizes, (work.num_gpu_batches,), history)
 
 
 def fastest_latencies(
@@ -160,16 +171,20 @@ def layer_times(settings: RunSettings, profile: MachineProfile) -> tuple[LayerTi
             LayerTimes(
                 kind=layer.kind,
                 compute_s=work.num_gpu_batches * float(computed.seconds.item()),
-                disk_s=max(float(load.terms[name].item()) for name in ("disk", "page cache", "relay"))
-                + float(load.terms["tensor files"].item()),
+                disk_s=_seconds(load, "disk", "tensor files")
+                + max(_seconds(load, "page cache"), _seconds(load, "relay")),
                 disk_to_gpu_s=to_gpu_s,
-                cpu_to_gpu_s=float(load.terms["host to device"].item()) - to_gpu_s,
+                cpu_to_gpu_s=_seconds(load, "host to device") - to_gpu_s,
                 cache_load_s=is_attention * work.num_gpu_batches * float((cache.main_thread + cache.seconds).item()),
                 cache_store_s=is_attention * work.num_gpu_batches * float(store.seconds.item()),
                 layer_s=float(run.layer(computed, layer, after, cache, store).seconds.item()),
             )
         )
     return tuple(times)
+
+
+def _seconds(work: Work, *terms: str) -> float:
+    return sum(float(work.terms[name].item()) for name in terms if name in work.terms)
 
 
 def _representative(settings: RunSettings) -> tuple[int, int]:
@@ -197,10 +212,7 @@ def _predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
         prefill_latency_s=float(seconds[0]),
         decode_pass_latencies_s=tuple(seconds[1:].tolist()),
         total_throughput_tok_s=work.generated_tokens / float(seconds.sum()),
-        total_throughput_tok_s_bounds=(
-            work.generated_tokens / sum(terms.values()),
-            work.generated_tokens / max(terms.values()),
-        ),
+        total_throughput_tok_s_bounds=_bounds(settings, profile),
         bottleneck=max(terms, key=lambda name: terms[name]),
         terms_s=terms,
         page_cache_serves_disk=cached,
@@ -209,3 +221,13 @@ def _predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
         host_mem_gib=host.total_gib,
         fits=gpu.high_bytes <= profile.usable_gpu_bytes and host.total_bytes <= profile.usable_host_bytes,
     )
+
+
+def _bounds(settings: RunSettings, profile: MachineProfile) -> tuple[float, float]:
+    worst, best = (
+        {name: float(part.sum()) for name, part in latencies(settings, profile, history)[1].items()}
+        for history in ("worst", "best")
+    )
+    slowest_s = sum(worst.values()) + (SHARED_CORE - 1) * worst["launch overhead"]
+    tokens = settings.workload.generated_tokens
+    return tokens / slowest_s / (1 + RATE_SPREAD), tokens / max(best.values()) * (1 + RATE_SPREAD)
