@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 import re
 import time
@@ -36,7 +37,9 @@ def choose_device(wanted: Literal["auto", "cuda", "emulated"]) -> Literal["cuda"
     """The device to run on: CUDA where there is a GPU, else the emulated GPU. Raises Refused if CUDA is not there."""
     if wanted not in ("auto", "cuda", "emulated"):
         raise Refused(f"device {wanted!r}: choose auto, cuda or emulated")
-    there = gpus.cuda_available() and _torch_has_cuda()
+    there = _torch_has_cuda() and gpus.cuda_available()
+    if there and wanted != "emulated":
+        os.environ.update(gpus.environment())  # a GPU in trouble must not be CUDA's first
     if wanted == "cuda" and not there:
         raise Refused("device cuda: no NVIDIA GPU that this torch can use; take emulated, or auto")
     return "cuda" if there and wanted != "emulated" else "emulated"

@@ -16,7 +16,7 @@ import pytest
 
 from helpers import __main__, forecast, homework, lab, notebook, paths, results
 from helpers.errors import Refused
-from helpers.machine import disks, gpus, limits, profiles
+from helpers.machine import disks, limits, profiles
 from helpers.setup import colab, doctor, packages
 from helpers.weights import store
 
@@ -322,12 +322,6 @@ def test_memory_that_passes_for_a_disk_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(disks, "disk_of", lambda path: disks.Disk(None, "tmpfs", "memory", is_memory=True))
     checks = doctor.check(tmp_path)
     assert not doctor.as_json(checks)["ready"]
-
-
-def test_a_cpu_runtime_hears_how_to_get_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpus, "visible", tuple)
-    (found,) = (check for check in doctor.check(tmp_path) if check.name == "GPU")
-    assert found.status == "warn" and "T4 GPU" in found.text and "emulated" in found.text
 
 
 def test_a_package_too_old_is_named(monkeypatch, tmp_path):

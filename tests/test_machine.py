@@ -58,8 +58,8 @@ def test_a_logical_volume_is_its_device_mapper_row(tmp_path):
 
 def test_a_btrfs_subvolume_without_a_device_number_is_found_by_its_mount(tmp_path):
     # stat gives an anonymous 0:37, mountinfo another 0:33; only the source names the partition.
-    mountinfo = "30 1 0:33 /@home /home rw,relatime - btrfs /dev/sda2 rw,subvol=/@home\n"
-    disk = found("/home/a", (0, 37), mountinfo, tmp_path)
+    btrfs_over(tmp_path, "sda2")
+    disk = found("/home/a", (0, 37), BTRFS, tmp_path)
     assert (disk.device, disk.filesystem) == ("sda2", "btrfs")
 
 
@@ -113,7 +113,9 @@ def test_a_sandbox_without_diskstats_has_an_unknown_disk(tmp_path):
 
 
 def test_sysfs_names_a_device_where_diskstats_is_missing(tmp_path):
-    (tmp_path / "259:3").symlink_to("../../devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1/nvme0n1p3")
+    block = tmp_path / "dev" / "block"
+    block.mkdir(parents=True)
+    (block / "259:3").symlink_to("../../devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1/nvme0n1p3")
     disk = found("/work", (259, 3), "1 0 259:3 / / rw - ext4 /dev/root rw\n", tmp_path, diskstats="")
     assert disk.device == "nvme0n1p3"
 
@@ -162,6 +164,52 @@ def test_no_text_breaks_the_parsers(text):
     disks.parse_diskstats(text)
 
 
+BTRFS = "30 1 0:33 /@home /home rw,relatime - btrfs /dev/sda2 rw,subvol=/@home\n"
+
+
+def btrfs_over(tmp_path, *devices):
+    for device in devices:
+        (tmp_path / "fs" / "btrfs" / "7c5b" / "devices" / device).mkdir(parents=True)
+
+
+def test_a_file_system_over_several_disks_is_unknown(tmp_path):
+    """btrfs and bcachefs, by a stand-in for sysfs and mountinfo."""
+    btrfs_over(tmp_path, "sda2", "nvme0n1")
+    disk = found("/home/a", (0, 37), BTRFS, tmp_path)
+    assert disk.device is None and "nvme0n1, sda2" in disk.found_by
+    bcachefs = "30 1 0:33 / /data rw,relatime - bcachefs /dev/sda2:/dev/sdb rw\n"
+    disk = found("/data/a", (0, 37), bcachefs, tmp_path)
+    assert disk.device is None and "sda2, sdb" in disk.found_by
+    assert found("/data/a", (0, 37), bcachefs.replace(":/dev/sdb", ""), tmp_path).device == "sda2"
+
+
+def test_btrfs_whose_disks_are_not_shown_is_unknown(tmp_path):
+    assert found("/home/a", (0, 37), BTRFS, tmp_path).device is None
+
+
+@pytest.mark.parametrize("filesystem", ["orangefs", "ocfs2", "somefs", "fuseblk"])
+def test_an_unlisted_file_system_without_a_device_is_unknown(filesystem, tmp_path):
+    disk = found("/mnt/far", (0, 50), f"25 1 0:50 / / rw - {filesystem} server:/share rw\n", tmp_path)
+    assert disk.device is None and "unknown" in disk.found_by
+
+
+NVME = " 259       1 nvme0n1 0 0 0 0 0 0 0 0 0 0 0\n 259       2 nvme0n1p1 0 0 0 0 0 0 0 0 0 0 0\n"
+
+
+def nvme_path(number):
+    return f" 259       {number} nvme0c{number}n1 10 0 80 1 0 0 0 0 0 1 1\n"
+
+
+@pytest.mark.parametrize("node, number", [("nvme0n1", 1), ("nvme0n1p1", 2)])
+def test_a_multipath_nvme_disk_is_counted_on_its_path(node, number, tmp_path):
+    """By a stand-in for /proc/diskstats, as a kernel with native multipath fills it."""
+    mountinfo = f"25 1 259:{number} / / rw - ext4 /dev/{node} rw\n"
+    disk = found("/a", (259, number), mountinfo, tmp_path, NVME + nvme_path(0))
+    assert disk.device == "nvme0c0n1" and "own counters are zero" in disk.found_by
+    two = found("/a", (259, number), mountinfo, tmp_path, NVME + nvme_path(0) + nvme_path(3))
+    assert two.device is None and "nvme0c0n1, nvme0c3n1" in two.found_by
+
+
 # ---------------------------------------------------------------- memory and CPUs
 
 
@@ -201,6 +249,26 @@ def test_page_cache_counts_as_free_inside_a_cgroup(tmp_path):
     allowance = limits.memory_allowance(proc)
     assert (allowance.total_bytes, allowance.free_bytes) == (13 * GIB, 9 * GIB)
     assert str(tmp_path / "cg/run/memory.max") in allowance.total_limited_by
+
+
+def test_memory_high_is_a_limit_too(tmp_path):
+    proc = fake_proc(tmp_path, "0::/run\n", f"30 1 0:26 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
+    cgroup_folder(tmp_path / "cg/run", memory__max="max", memory__high=10 * GIB, memory__current=4 * GIB)
+    allowance = limits.memory_allowance(proc)
+    assert (allowance.total_bytes, allowance.free_bytes) == (10 * GIB, 6 * GIB)
+    assert "memory.high" in allowance.total_limited_by
+
+
+def test_ulimit_v_is_a_limit_too():
+    code = "from helpers.machine import limits as l; print(l.memory_allowance())"
+    ended = subprocess.run(
+        ["bash", "-c", f"ulimit -v 4000000; exec {sys.executable} -c '{code}'"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=paths.ROOT,
+    )
+    assert "total_bytes=4096000000" in ended.stdout and "ulimit -v" in ended.stdout
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(1, 100)), min_size=1, max_size=5))

@@ -4,20 +4,21 @@
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pynvml
 import pytest
 from hypothesis import given, strategies as st
 
+from fake_nvml import FakeDriver, Gpu
 from helpers import sampling
-from helpers.machine import ceilings, disks, gpus
+from helpers.machine import ceilings, disks, gpus, mounts
 from helpers.results import Samples
 from helpers.sampling import Sampler, disk
 from helpers.sampling.disk import Reading, parse_iostat, rates_between, read_by_others
@@ -269,7 +270,7 @@ def test_another_process_on_the_same_disk_is_noted(reader, cold_file, no_iostat)
     other.read(cold_file)
     samples = sampler.stop()
     other.end()
-    assert any("something else read it too" in note for note in samples.notes)
+    assert any("by something other than this run" in note for note in samples.notes)
 
 
 @pytest.mark.skipif(not disk.shutil.which("iostat"), reason="no iostat here")
@@ -320,14 +321,12 @@ def fake_disk(tmp_path, monkeypatch):
 def fake_iostat(tmp_path, monkeypatch, fake_disk):
     """Installs an `iostat` that says its version when asked, and else runs a line of shell."""
 
-    def install(shell: str, text: str = "") -> None:
+    def install(shell: str, text: str = "", version: str = "echo 'sysstat version 10.1.5'") -> None:
         folder = tmp_path / "bin"
         folder.mkdir()
         (folder / "text").write_text(text)
         script = folder / "iostat"
-        script.write_text(
-            f"#!/bin/sh\n[ \"$1\" = -V ] && echo 'sysstat version 10.1.5' && exit\ntext={folder}/text\n{shell}\n"
-        )
+        script.write_text(f'#!/bin/sh\nif [ "$1" = -V ]; then {version}; exit; fi\ntext={folder}/text\n{shell}\n')
         script.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         monkeypatch.setattr(disk.shutil, "which", lambda name: str(script))
@@ -535,55 +534,20 @@ def test_gpu_memory_is_sampled_or_its_absence_noted(tmp_path):
         assert any(note.startswith("GPU memory not sampled") for note in samples.notes)
 
 
-class Driver:
-    """Stands in for NVML with two GPUs, so that what needs several processes on a GPU runs anywhere."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.open = 0
-        self.processes: dict[str, set[int]] = {"GPU-a": set(), "GPU-b": set()}
-        self.used_gib = {"GPU-a": 1.0, "GPU-b": 2.0}
-        answers = {
-            "nvmlInit": lambda: self.count(1),
-            "nvmlShutdown": lambda: self.count(-1),
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlDeviceGetHandleByIndex": lambda index: ("GPU-a", "GPU-b")[index],
-            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
-            "nvmlDeviceGetUUID": lambda handle: handle,
-            "nvmlDeviceGetName": lambda handle: f"Tesla {handle}",
-            "nvmlDeviceGetMemoryInfo": self.memory,
-            "nvmlDeviceGetComputeRunningProcesses": self.running,
-            "nvmlDeviceGetGraphicsRunningProcesses": self.refuse,
-        }
-        for name, answer in answers.items():
-            monkeypatch.setattr(pynvml, name, answer)
-
-    def count(self, change: int) -> None:
-        self.open += change
-
-    def memory(self, handle: str) -> SimpleNamespace:
-        used = int(self.used_gib[handle] * 2**30)
-        return SimpleNamespace(total=16 * 2**30, used=used, free=16 * 2**30 - used)
-
-    def running(self, handle: str) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid) for pid in self.processes[handle]]
-
-    def refuse(self, handle: str) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
 @pytest.fixture
 def driver(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return Driver(monkeypatch)
+    two = FakeDriver(monkeypatch, Gpu("Tesla A"), Gpu("Tesla B"))
+    two.gpus["GPU-b"].used_gib = 2.0
+    return two
 
 
-def gpu_sampled(driver: Driver, processes_during: set[int]) -> Samples:
+def gpu_sampled(driver: FakeDriver, processes_during: set[int]) -> Samples:
     sampler = Sampler(Path("/dev/shm"), gpu=True, interval_s=0.005)
     sampler.baseline(0)
     sampler.follow(os.getpid())
     sampler.start(time.monotonic())
-    driver.processes["GPU-b"] = processes_during
-    driver.used_gib["GPU-b"] = 5.0
+    driver.gpus["GPU-b"].processes = dict.fromkeys(processes_during, 1.0)
+    driver.gpus["GPU-b"].used_gib = 5.0
     samples = sampler.stop()
     assert driver.open == 0
     return samples
@@ -593,31 +557,32 @@ def test_the_gpu_that_cuda_uses_is_the_one_sampled(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     samples = gpu_sampled(driver, {101})
     assert (samples.gpu.used_gib[0], samples.gpu.peak_gib) == (2.0, 5.0)
-    assert not any("process" in note for note in samples.notes)  # the run itself is no other
-    assert [(gpu.index, gpu.name, gpu.free_gib) for gpu in gpus.visible()] == [(0, "Tesla GPU-b", 11.0)]
+    assert not any("process" in note for note in samples.notes)  # the run itself doesn't count
+    assert [(gpu.index, gpu.name, gpu.free_gib) for gpu in gpus.visible()] == [(0, "Tesla B", 11.0)]
     assert driver.open == 0
 
 
 def test_other_processes_on_the_gpu_are_noted(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
-    driver.processes["GPU-b"] = {os.getpid(), 7}
+    driver.gpus["GPU-b"].processes = {os.getpid(): 1.0, 7: 1.0}
     samples = gpu_sampled(driver, {os.getpid(), 7, 101, 8, 9})
     assert "before the run: 1 other process on the GPU, 2.00 GiB of its memory in use" in samples.notes
     assert "during the run 2 other processes came to the GPU" in samples.notes
     assert gpus.visible()[0].other_processes == 4
 
 
-def test_a_driver_that_will_not_list_processes_is_unknown_not_zero(driver, monkeypatch):
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", driver.refuse)
+def test_processes_that_the_driver_does_not_list_are_unknown(driver):
+    for gpu in driver.gpus.values():
+        gpu.process_error = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert [gpu.other_processes for gpu in gpus.visible()] == [None, None]
     assert gpu_sampled(driver, {1}).gpu.used_gib[0] == 1.0
 
 
-def test_a_gpu_that_is_lost_during_the_run_keeps_what_was_sampled(driver, monkeypatch):
+def test_a_gpu_that_is_lost_during_the_run_keeps_its_samples(driver):
     sampler = Sampler(Path("/dev/shm"), gpu=True, interval_s=0.005)
     sampler.follow(os.getpid())
     sampler.start(time.monotonic())
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", driver.refuse)
+    driver.gpus["GPU-a"].broken = pynvml.NVML_ERROR_GPU_IS_LOST
     samples = sampler.stop()
     assert samples.gpu.peak_gib == 1.0 and driver.open == 0
     assert any("GPU memory not sampled any more" in note for note in samples.notes)
@@ -638,3 +603,85 @@ def test_times_count_from_the_runs_start(tmp_path):
     sampler.start(time.monotonic() - 1000)
     times = sampler.stop().host.time_s
     assert all(1000 <= t < 1100 and math.isfinite(t) for t in times)
+
+
+# ---------------------------------------------------------------- pauses
+
+
+def child() -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+def test_a_stopped_run_is_noticed(tmp_path):
+    process = child()
+    sampler = Sampler(tmp_path, gpu=False, interval_s=0.01)
+    sampler.follow(process.pid)
+    started_s = time.monotonic()
+    sampler.start(started_s)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGCONT)
+    ended_s = time.monotonic()
+    sampler.stop()
+    process.communicate(b"\n")
+    assert 0.2 < sampler.paused_s(started_s, ended_s) < ended_s - started_s + 0.1
+    assert sampler.paused_s(started_s - 10, started_s - 5) == 0.0
+
+
+SAMPLED = """
+import os, sys, time
+from pathlib import Path
+from helpers.sampling import Sampler
+sampler = Sampler(Path(sys.argv[1]), gpu=False, interval_s=0.1)
+started_s = time.monotonic()
+sampler.follow(os.getpid())
+sampler.start(started_s)
+print("started", flush=True)
+input()
+sampler.stop()
+print(sampler.paused_s(started_s, time.monotonic()))
+"""
+
+
+@pytest.fixture
+def freezer():
+    """A cgroup whose processes a test can freeze, as `docker pause` does."""
+    mounted = mounts.parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+    tops = [Path(mount.mount_point) for mount in mounted if mount.filesystem == "cgroup2"]
+    if not tops or not os.access(tops[0], os.W_OK):
+        pytest.skip("no cgroup v2 that may be changed here")
+    folder = tops[0] / f"offload-lab-test-{os.getpid()}"
+    folder.mkdir()
+    yield folder
+    (folder / "cgroup.freeze").write_text("0")
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("frozen_s", [0, 3])
+def test_a_frozen_cgroup_is_noticed(tmp_path, freezer, frozen_s):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAMPLED, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(sampling.__file__).parents[2],
+    )
+    assert process.stdout.readline() == "started\n"
+    (freezer / "cgroup.procs").write_text(str(process.pid))
+    if frozen_s:
+        (freezer / "cgroup.freeze").write_text("1")
+        time.sleep(frozen_s)
+        (freezer / "cgroup.freeze").write_text("0")
+    said, _ = process.communicate("\n")
+    assert (float(said) >= frozen_s - 0.2) if frozen_s else (float(said) == 0.0)
+
+
+@pytest.mark.parametrize(
+    "shell", ["echo 'iostat: invalid option -- V' >&2; exit 1", "echo 'usage: iostat [-CUdIKoT?]'"]
+)
+def test_an_iostat_that_is_not_sysstats_is_not_used(fake_disk, fake_iostat, shell):
+    """BusyBox's and macOS's answers to -V, by a stand-in."""
+    fake_iostat("exec sleep 60", version=shell)
+    samples = sampled(fake_disk, lambda s: len(s._disk._readings) > 2)
+    assert disk.iostat_version() is None and samples.disk.source == "/proc/diskstats"
+    assert any("not sysstat's" in note for note in samples.notes)

@@ -1,4 +1,4 @@
-"""The disk behind a path, and what the kernel counts of it."""
+"""The disk behind a path, and the kernel's counters for it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,12 @@ NETWORK_FILESYSTEMS = {
     "prl_fs",
     "vmhgfs",
 }
+# One file system may lie on several of these disks, and nothing tells which of them a read came from.
+OVER_SEVERAL_DISKS = {"btrfs", "bcachefs"}
 OVERLAYS = {"overlay", "aufs", "fuse.fuse-overlayfs"}
-# Files that Docker mounts into each container from its own folder, the one that holds the overlay's layers too.
+# Without a device number of their own, and yet on this machine's disks; any other may be a network file system.
+LOCAL_WITHOUT_DEVICE = {"zfs", *OVER_SEVERAL_DISKS, *OVERLAYS}
+# Files that Docker mounts into each container from its own folder, which also holds the overlay's layers.
 BESIDE_THE_LAYERS = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 NOT_WHOLE_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d")
 
@@ -46,8 +50,8 @@ NOT_WHOLE_DISKS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d")
 class Disk:
     """The block device whose counters count reads of files at a path, by its name in /proc/diskstats.
 
-    `device` is None where there is none (memory, network), or nothing says which; `found_by` says how it was
-    found, or why not. FUSE counts as network: nobody knows what is behind it.
+    `device` is None where there is none (memory, network) or where it is unknown; `found_by` says how it was found, or
+    why not. FUSE counts as network: what is behind it is unknown.
     """
 
     device: str | None
@@ -59,7 +63,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class DiskCounters:
-    """A row of /proc/diskstats, since boot. `counts` is False where every counter is zero: nothing is counted."""
+    """A row of /proc/diskstats, since boot. `counts` is False where every counter is zero, so nothing is counted."""
 
     number: tuple[int, int]
     name: str
@@ -100,12 +104,12 @@ def disk_of(path: Path) -> Disk:
         (os.major(device), os.minor(device)),
         parse_mountinfo(read_text(Path("/proc/self/mountinfo"))),
         parse_diskstats(read_text(Path("/proc/diskstats"))),
-        Path("/sys/dev/block"),
+        Path("/sys"),
     )
 
 
 def find_disk(
-    path: Path, number: tuple[int, int], mounts: Sequence[Mount], rows: Sequence[DiskCounters], sys_dev_block: Path
+    path: Path, number: tuple[int, int], mounts: Sequence[Mount], rows: Sequence[DiskCounters], sys: Path
 ) -> Disk:
     """The disk behind `path`, whose files have the device `number` (major, minor), from what the kernel says."""
     mount = mount_of(path, mounts)
@@ -116,42 +120,72 @@ def find_disk(
         return Disk(None, filesystem, f"{filesystem}: no local disk counts its reads", is_network=True)
 
     def named(device: str, found_by: str) -> Disk:
+        if paths := _nvme_paths(device, rows):
+            if len(paths) > 1:
+                return Disk(None, filesystem, f"unknown: {device} is read through {', '.join(paths)}")
+            device, found_by = paths[0], f"{found_by}: the only path to {device}, whose own counters are zero"
         return Disk(device, filesystem, found_by, is_memory=device.startswith(("ram", "zram")))
 
-    if device := _name_of(number, rows, sys_dev_block):
+    if mount and filesystem in OVER_SEVERAL_DISKS:
+        members = _members(mount, sys)
+        if len(members) != 1:
+            seen = ", ".join(members) or "not shown here"
+            return Disk(None, filesystem, f"unknown: {filesystem} may lie on several disks ({seen})")
+    if device := _name_of(number, rows, sys):
         return named(device, f"device number {number[0]}:{number[1]} of {path}")
-    if mount and (device := _name_of_source(mount, rows, sys_dev_block)):
+    if mount and (device := _name_of_source(mount, rows, sys)):
         return named(device, f"{mount.source}, mounted on {mount.mount_point}")
     if filesystem in OVERLAYS:
         for beside in (m for m in mounts if m.mount_point in BESIDE_THE_LAYERS):
-            device = _name_of(beside.number, rows, sys_dev_block) or _name_of_source(beside, rows, sys_dev_block)
+            device = _name_of(beside.number, rows, sys) or _name_of_source(beside, rows, sys)
             if device:
-                return named(device, f"{beside.mount_point}, which containers keep beside the overlay's layers")
+                return named(device, f"{beside.mount_point}, which containers keep next to the overlay's layers")
     disks = whole_disks(rows)
-    if mount and len(disks) == 1:
+    if mount and len(disks) == 1 and (number[0] or filesystem in LOCAL_WITHOUT_DEVICE):
         return named(disks[0], "the only disk of this machine that was ever read")
     seen = f"{len(disks)} disks ({', '.join(disks)})" if disks else "no disk that counts reads"
     return Disk(None, filesystem, f"unknown: {filesystem} has no device of its own, and the machine shows {seen}")
 
 
-def _name_of(number: tuple[int, int], rows: Sequence[DiskCounters], sys_dev_block: Path) -> str | None:
+def _members(mount: Mount, sys: Path) -> list[str]:
+    """The disks of a btrfs or bcachefs file system, by sysfs or by its mount's source; empty if neither shows them."""
+    if mount.filesystem == "bcachefs":
+        return [os.path.basename(part) for part in mount.source.split(":") if part]
+    source = os.path.basename(os.path.realpath(mount.source))
+    for devices in sys.glob("fs/btrfs/*/devices"):
+        members = sorted(entry.name for entry in devices.iterdir())
+        if source in members:
+            return members
+    return []
+
+
+def _nvme_paths(device: str, rows: Sequence[DiskCounters]) -> list[str]:
+    """The paths that count a multipath NVMe disk's reads; empty for any other disk and for one that counts itself."""
+    nvme = re.fullmatch(r"nvme(\d+)(n\d+)(p\d+)?", device)
+    if not nvme or any(row.name == device and row.counts for row in rows):
+        return []
+    path = re.compile(rf"nvme{nvme[1]}c\d+{nvme[2]}")
+    return [row.name for row in rows if row.counts and path.fullmatch(row.name)]
+
+
+def _name_of(number: tuple[int, int], rows: Sequence[DiskCounters], sys: Path) -> str | None:
     for row in rows:
         if row.number == number:
             return row.name
     try:
-        link = os.readlink(sys_dev_block / f"{number[0]}:{number[1]}")
+        link = os.readlink(sys / f"dev/block/{number[0]}:{number[1]}")
     except OSError:
         return None
     return os.path.basename(link).replace("!", "/")
 
 
-def _name_of_source(mount: Mount, rows: Sequence[DiskCounters], sys_dev_block: Path) -> str | None:
+def _name_of_source(mount: Mount, rows: Sequence[DiskCounters], sys: Path) -> str | None:
     """The device that a mount names as its source: by its node's number, or by name where /dev lacks the node."""
     if not mount.source.startswith("/dev/"):
         return None
     try:
         node = os.stat(mount.source).st_rdev
-        if name := _name_of((os.major(node), os.minor(node)), rows, sys_dev_block):
+        if name := _name_of((os.major(node), os.minor(node)), rows, sys):
             return name
     except OSError:
         pass

@@ -1,4 +1,4 @@
-"""Memory and CPUs that this process may use, cgroup limits counted."""
+"""Memory and CPUs that this process may use, with cgroup limits and ulimit -v."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from helpers.units import KIB
 
 
 def cgroup_folders(controller: str, proc: Path) -> Iterator[tuple[Literal["v1", "v2"], Path]]:
-    """The folders of this process's cgroup and of all above it, in both cgroup versions."""
+    """The folders of this process's cgroup and of its ancestors, in both cgroup versions."""
     mounts = parse_mountinfo(read_text(proc / "self/mountinfo"))
     for line in read_text(proc / "self/cgroup").splitlines():
         if line.count(":") < 2:
@@ -45,7 +46,7 @@ def cgroup_folders(controller: str, proc: Path) -> Iterator[tuple[Literal["v1", 
 
 @dataclass(frozen=True)
 class MemoryAllowance:
-    """Bytes of RAM that this process may use in all, and that are free now; which limit binds each."""
+    """Bytes of memory that this process may use in all, and that are free now; which limit binds each."""
 
     total_bytes: int
     free_bytes: int
@@ -54,30 +55,40 @@ class MemoryAllowance:
 
 
 def memory_allowance(proc: Path = Path("/proc")) -> MemoryAllowance:
-    """The least that the machine and each cgroup above this process allow (cgroup v2 and v1).
+    """The least that the machine, each cgroup above this process (v2 and v1) and ulimit -v allow.
 
-    A cgroup's usage counts page cache; the inactive part is given back before anything is refused, so it is free.
+    A cgroup's usage includes page cache; its inactive part is reclaimed before anything is refused, so it is free.
     """
     limits = [_machine_memory(proc)]
+    if (address_space := address_space_limit()) is not None:
+        free = max(0, address_space - psutil.Process().memory_info().vms)
+        limits.append((address_space, free, "address space, ulimit -v"))
     for version, folder in cgroup_folders("memory", proc):
-        names = {
-            "v2": ("memory.max", "memory.current", "inactive_file"),
-            "v1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        }[version]
-        limit, used = (read_text(folder / name).strip() for name in names[:2])
-        if not limit.isdecimal() or not used.isdecimal():
-            continue  # "max", or no memory controller here
-        inactive = re.search(rf"^{names[2]} (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
-        busy = max(0, int(used) - (int(inactive[1]) if inactive else 0))
-        limits.append((int(limit), max(0, int(limit) - busy), f"cgroup {version} limit {folder / names[0]}"))
-    total = min(limits, key=lambda limit: limit[0])
-    free = min(limits, key=lambda limit: limit[1])
-    return MemoryAllowance(total[0], free[1], total[2], free[2])
+        # Over memory.high a cgroup is throttled until it hardly moves: a limit, too.
+        files = ("memory.max", "memory.high") if version == "v2" else ("memory.limit_in_bytes",)
+        usage = "memory.current" if version == "v2" else "memory.usage_in_bytes"
+        inactive_file = "inactive_file" if version == "v2" else "total_inactive_file"
+        for file in files:
+            limit, used = (read_text(folder / name).strip() for name in (file, usage))
+            if not limit.isdecimal() or not used.isdecimal():
+                continue  # "max", or no memory controller here
+            inactive = re.search(rf"^{inactive_file} (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
+            busy = max(0, int(used) - (int(inactive[1]) if inactive else 0))
+            limits.append((int(limit), max(0, int(limit) - busy), f"cgroup {version} limit {folder / file}"))
+    least_total = min(limits, key=lambda limit: limit[0])
+    least_free = min(limits, key=lambda limit: limit[1])
+    return MemoryAllowance(least_total[0], least_free[1], least_total[2], least_free[2])
+
+
+def address_space_limit() -> int | None:
+    """Bytes of address space that this process may map (ulimit -v); None: unlimited."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def oom_kills(proc: Path = Path("/proc")) -> int | None:
-    """How many processes the kernel's OOM killer has ended so far in this process's cgroup, or on this machine where
-    no cgroup counts them (memory.events of v2, memory.oom_control of v1, vmstat); None where nothing does."""
+    """How many processes the kernel's OOM killer has killed in this process's cgroup, or on this machine if no cgroup
+    counts them (v2's memory.events, v1's memory.oom_control, vmstat); None where nothing does."""
     files = {"v2": "memory.events", "v1": "memory.oom_control"}
     counters = [folder / files[version] for version, folder in cgroup_folders("memory", proc)]
     for counter in (*counters, proc / "vmstat"):

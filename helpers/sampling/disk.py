@@ -1,4 +1,4 @@
-"""Disk reads over time: by iostat where it is installed, else from the kernel's counters."""
+"""Disk reads over time: by sysstat's iostat where it is installed, else from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helpers.units import KIB, MIB
 
 DISKSTATS = Path("/proc/diskstats")
 IOSTAT_INTERVAL_S = 1.0
-# A run's reads and the device's differ by this much before others are named as readers.
+# A run's reads and the device's may differ by this much before others count as readers.
 OTHERS_BYTES = 64 * MIB
 OTHERS_SHARE = 0.10
 
@@ -33,7 +33,7 @@ OTHERS_SHARE = 0.10
 
 @dataclass(frozen=True)
 class Reading:
-    """A device's counters at a moment of time.monotonic(). `counts` is False where all of them are zero."""
+    """A device's counters at one time.monotonic(). `counts` is False where all of them are zero."""
 
     time_s: float
     reads: int
@@ -44,7 +44,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a disk did in the interval that ended at `end_s`; None is unknown, or the size of no read."""
+    """A disk's rates in the interval that ended at `end_s`; None: unknown, or the request size without a read."""
 
     end_s: float
     reads_per_s: float
@@ -54,19 +54,19 @@ class Rates:
 
 
 def disk_counter(device: str | None) -> int | None:
-    """Bytes that a device gave since boot; None where nothing counts them. Cheap: one small file."""
+    """Bytes read from a device since boot; None where nothing counts them. Cheap: reads one small file."""
     reading = _from_diskstats(device)
     return reading.read_bytes if reading and reading.counts else None
 
 
 def own_read_bytes() -> int | None:
-    """Bytes that this process had to take from storage so far (read_bytes, proc_pid_io(5)); None if unknown."""
+    """Bytes that this process has read from storage so far (read_bytes, proc_pid_io(5)); None if unknown."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
         read_bytes = int(dict(line.split(": ") for line in lines)["read_bytes"])
     except (OSError, ValueError, KeyError):
         return None
-    # A kernel without a block layer (gVisor) has the file too, and counts nothing.
+    # A kernel without a block layer (gVisor) has the file too, but counts nothing.
     return read_bytes if read_bytes or DISKSTATS.exists() else None
 
 
@@ -84,7 +84,7 @@ def _from_diskstats(device: str | None) -> Reading | None:
 
 def _from_psutil(device: str | None) -> Reading | None:
     try:
-        row = (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).get(device)
+        row = (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).get(device or "")
     except (OSError, RuntimeError):  # NotImplementedError among them
         return None
     return Reading(time.monotonic(), row.read_count, row.read_bytes, None, any(row)) if row else None
@@ -120,10 +120,10 @@ class IostatRow:
 
 
 def parse_iostat(lines: Iterable[str], device: str) -> Iterator[IostatRow]:
-    """The device's rows, as they come, but the first: that is the mean since boot.
+    """The device's rows as they come, without the first, which is the mean since boot.
 
-    Columns go by their names in the header above them, since versions rename, drop and reorder them. What is
-    not a whole row of the device is skipped; so is a row without r/s and rkB/s.
+    Looks columns up by the header above them, since versions rename, drop and reorder them. Skips everything but whole
+    rows of the device with r/s and rkB/s.
     """
     columns: list[str] = []
     is_first = True
@@ -158,10 +158,10 @@ def _number(word: str | None) -> float | None:
 
 
 class Iostat:
-    """A running `iostat` on one device; its rows as they came."""
+    """A running `iostat` on one device, and its rows so far."""
 
     def __init__(self, device: str) -> None:
-        """Raises OSError if it cannot be started."""
+        """Raises OSError if it can't be started."""
         # One process group, so that stop() also ends what a wrapper script started.
         self._process = subprocess.Popen(
             ["iostat", "-d", "-x", "-k", device, f"{IOSTAT_INTERVAL_S:.0f}"],
@@ -179,13 +179,14 @@ class Iostat:
         self._reader.start()
 
     def _read(self, device: str) -> None:
+        assert self._process.stdout
         for row in parse_iostat(self._process.stdout, device):
             self.rates.append(
                 Rates(time.monotonic(), row.reads_per_s, row.read_kib_per_s, row.request_kib, row.util_percent)
             )
 
     def stop(self) -> int | None:
-        """End it and wait for it. Returns its exit status if it had ended before, else None."""
+        """End it and wait for it. Returns its exit status if it had already ended, else None."""
         ended_early = self._process.poll()
         for how in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):  # all of it has ended
@@ -196,13 +197,15 @@ class Iostat:
             except subprocess.TimeoutExpired:
                 continue
             if not self._reader.is_alive():
+                assert self._process.stdout
                 self._process.stdout.close()
                 break
         return ended_early
 
 
-def iostat_version() -> str:
-    """What the installed iostat calls itself: `iostat 12.6.1`, or `iostat` if it does not say."""
+def iostat_version() -> str | None:
+    """The installed iostat's name and version, such as `iostat 12.6.1`; None without sysstat's (BusyBox and macOS have
+    another one, with other columns)."""
     try:
         said = subprocess.run(
             ["iostat", "-V"],
@@ -215,9 +218,9 @@ def iostat_version() -> str:
             timeout=2,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return "iostat"
+        return None
     words = said.split()
-    return f"iostat {words[2]}" if words[:2] == ["sysstat", "version"] and len(words) > 2 else "iostat"
+    return f"iostat {words[2]}" if words[:2] == ["sysstat", "version"] and len(words) > 2 else None
 
 
 def _plain_environment() -> dict[str, str]:
@@ -231,15 +234,17 @@ class DiskReads:
     """Samples the disk behind a folder. Raises LookupError, with the reason, where no disk or no counter is known."""
 
     def __init__(self, folder: Path) -> None:
-        self._disk = disks.disk_of(folder)
-        if self._disk.device is None:
-            raise LookupError(f"no disk is known behind {folder} ({self._disk.found_by})")
+        disk = disks.disk_of(folder)
+        if disk.device is None:
+            raise LookupError(f"no disk is known behind {folder} ({disk.found_by})")
+        self._device, self._found_by = disk.device, disk.found_by
         for name, read in COUNTERS.items():
-            if read(self._disk.device):
+            if read(self._device):
                 self._source, self._read = name, read
                 break
         else:
-            raise LookupError(f"nothing counts the reads of {self._disk.device} (no /proc/diskstats, none in psutil)")
+            raise LookupError(f"nothing counts the reads of {self._device} (neither /proc/diskstats nor psutil)")
+        self._iostat_version: str | None = None
         self._idle_read_kib_per_s: float | None = None
         self._iostat: Iostat | None = None
         self._readings: list[Reading] = []
@@ -248,18 +253,23 @@ class DiskReads:
         self.notes: list[str] = []
 
     def baseline(self, seconds: float) -> None:
-        """See for some seconds what others read, before the run."""
+        """Measure for some seconds what others read before the run."""
         first = self._reading()
         time.sleep(seconds)
         rates = rates_between(first, self._reading())
         self._idle_read_kib_per_s = rates.read_kib_per_s if rates and first.counts else None
 
     def start(self) -> None:
-        if shutil.which("iostat"):
-            try:
-                self._iostat = Iostat(self._disk.device)
-            except OSError as error:
-                self.notes.append(f"iostat cannot be started ({error}); {self._source} instead")
+        if not shutil.which("iostat"):
+            return
+        self._iostat_version = iostat_version()
+        if not self._iostat_version:
+            self.notes.append(f"the installed iostat is not sysstat's; {self._source} instead")
+            return
+        try:
+            self._iostat = Iostat(self._device)
+        except OSError as error:
+            self.notes.append(f"iostat can't be started ({error}); {self._source} instead")
 
     def sample(self, processes: Sequence[psutil.Process]) -> None:
         reading = self._reading()
@@ -269,29 +279,26 @@ class DiskReads:
             self._run_reads[-1].append((run_bytes, reading.read_bytes))
 
     def next_process(self) -> None:
-        """The run goes on in another process, whose reads count from zero."""
+        """The run continues in another process, whose reads count from zero."""
         self._run_reads.append([])
 
     def series(self, origin_s: float, interval_s: float) -> DiskSeries | None:
-        """All that was sampled; stops iostat. None, with a note, where the device's counters count nothing."""
+        """Everything sampled; stops iostat. None, with a note, where the device's counters count nothing."""
         readings = list(self._readings)
         if not readings:
             return None
         source, interval_s, rates = self._with_iostat(readings, interval_s)
         if not any(reading.counts for reading in readings):
             self.notes.append(
-                f"disk reads unknown: every counter of {self._disk.device} in {self._source} is zero since boot"
+                f"disk reads unknown: every counter of {self._device} in {self._source} is zero since boot"
             )
             return None
         if others := sum(map(read_by_others, self._run_reads)):
-            self.notes.append(
-                f"{self._disk.device} gave {others / MIB:,.0f} MiB more than this run took from it: "
-                "something else read it too"
-            )
+            self.notes.append(f"{others / MIB:,.0f} MiB were read from {self._device} by something other than this run")
         return DiskSeries(
             source=source,
-            device=self._disk.device,
-            device_found_by=self._disk.found_by,
+            device=self._device,
+            device_found_by=self._found_by,
             interval_s=interval_s,
             time_s=tuple(round(r.end_s - origin_s, 6) for r in rates),
             reads_per_s=tuple(round(r.reads_per_s, 2) for r in rates),
@@ -306,13 +313,13 @@ class DiskReads:
             self._iostat.stop()
 
     def _reading(self) -> Reading:
-        reading = self._read(self._disk.device)
+        reading = self._read(self._device)
         if reading is None:
-            raise LookupError(f"{self._disk.device} is gone from {self._source}")
+            raise LookupError(f"{self._device} is gone from {self._source}")
         return reading
 
     def _with_iostat(self, readings: list[Reading], interval_s: float) -> tuple[str, float, list[Rates]]:
-        """iostat's rows, with the kernel's counters for what it left out: source, interval, rates."""
+        """iostat's rows, and the kernel's counters for the time that they don't cover: source, interval, rates."""
         own = _rates(readings)
         if self._iostat is None:
             return self._source, interval_s, own
@@ -325,7 +332,7 @@ class DiskReads:
             return self._source, interval_s, own
         left_out = [reading for reading in readings if reading.time_s >= rates[-1].end_s]
         fell_silent = bool(left_out) and left_out[-1].time_s - rates[-1].end_s > 2 * IOSTAT_INTERVAL_S
-        source = iostat_version()
+        source = self._iostat_version or "iostat"
         rest = _rates(_thinned(left_out, IOSTAT_INTERVAL_S)) if exit_status is not None or fell_silent else []
         if rest:
             reports = f"{len(rates)} report{'s' if len(rates) > 1 else ''}"
@@ -335,9 +342,9 @@ class DiskReads:
 
 
 def read_by_others(run_reads: Sequence[tuple[int, int]]) -> int:
-    """Bytes that a device gave and a run did not take, from pairs (bytes by the run, bytes by the device) in the
-    order of time; 0 while both are as good as equal (64 MiB, 10 %). Up to the last pair that saw the most of the
-    run: what an ended process read is no longer seen."""
+    """Bytes read from a device by something other than a run, from pairs (the run's bytes, the device's bytes) in order
+    of time; 0 if they differ by less than 64 MiB or 10 %. Ends at the last pair that saw the most of the run, since
+    reads of ended processes are no longer visible."""
     if not run_reads:
         return 0
     run_bytes, device_bytes = (last - first for first, last in zip(run_reads[0], max(run_reads)))
@@ -351,7 +358,7 @@ def _rates(readings: Sequence[Reading]) -> list[Rates]:
 
 
 def _thinned(readings: Sequence[Reading], interval_s: float) -> list[Reading]:
-    """Readings at least an interval apart (nearly: a thread wakes a little early or late)."""
+    """Readings at least an interval apart, or nearly, since a thread wakes a little early or late."""
     kept: list[Reading] = []
     for reading in readings:
         if not kept or reading.time_s - kept[-1].time_s > 0.95 * interval_s:
@@ -360,7 +367,7 @@ def _thinned(readings: Sequence[Reading], interval_s: float) -> list[Reading]:
 
 
 def _read_by(processes: Sequence[psutil.Process]) -> int | None:
-    """Bytes that processes took from storage; None if none of them says, or one may not be asked."""
+    """Bytes that processes read from storage; None if unknown for any of them."""
     read_bytes = None
     for process in processes:
         try:

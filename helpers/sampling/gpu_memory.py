@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import psutil
 import pynvml
@@ -15,19 +16,20 @@ from helpers.units import GIB
 
 
 class GpuMemory:
-    """Samples the GPU that is CUDA's device 0. Raises pynvml.NVMLError without a driver, LookupError without a GPU."""
+    """Samples CUDA's device 0. Raises pynvml.NVMLError without a driver, LookupError without a usable GPU."""
 
     def __init__(self) -> None:
-        pynvml.nvmlInit()
-        self._is_open = True
+        self._nvml = ExitStack()
+        self._nvml.enter_context(gpus.nvml())
+        faults: list[str] = []
         try:
-            handles = gpus.visible_handles()
+            handles = gpus.visible_handles(faults)
             if not handles:
-                raise LookupError("CUDA may use no GPU here")
+                raise LookupError("; ".join(faults) or "CUDA may use no GPU here")
         except BaseException:
             self.close()
             raise
-        self._handle = handles[0]
+        self._handle = handles[0][1]
         self._samples: list[tuple[float, float]] = []
         self._others_before: int | None = None
         self._most_processes = 0
@@ -61,17 +63,15 @@ class GpuMemory:
         )
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            pynvml.nvmlShutdown()
+        self._nvml.close()
 
     def _used_gib(self) -> float:
         return pynvml.nvmlDeviceGetMemoryInfo(self._handle).used / GIB
 
     def _processes(self) -> int | None:
-        """How many processes but this one hold memory on the GPU; None where NVML won't say."""
-        found = gpus.gpu_process_ids(self._handle)
-        return None if found is None else len(found - {os.getpid()})
+        """How many processes hold memory on the GPU, without this one; None where NVML doesn't say."""
+        found = gpus.memory_by_process(self._handle)
+        return None if found is None else len(found.keys() - {os.getpid()})
 
 
 def _count(processes: int) -> str:

@@ -1,4 +1,4 @@
-"""Is this machine ready, and what will the homework take on it? One line a check, as a person would ask."""
+"""Check whether this machine is ready, and how long the homework will take on it: one line a check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from packaging.requirements import Requirement
 
 from helpers import forecast, home, homework, lab, models, paths
 from helpers.errors import Refused
-from helpers.machine import disks, gpus, limits
+from helpers.machine import disks, gpus, limits, torch_check
+from helpers.machine.torch_check import TorchCheck
 from helpers.sampling.disk import iostat_version
 from helpers.setup import packages
 from helpers.units import GIB
@@ -36,10 +37,13 @@ class Check:
 
 
 def check(offload_root: Path | None = None, output_dir: Path | None = None) -> list[Check]:
-    """Every check, then what each question will take: without the results that the output folder has."""
+    """Every check, then each question's time without the results that the output folder already has."""
     root = offload_root or home.home() / "offload"
+    found = gpus.look()  # before choosing a device, which hides GPUs in trouble
     device = lab.choose_device("auto")
-    checks = [_gpu(device), _memory(device), _disk(root), _packages(), _iostat(), _weights(device, root)]
+    torch = torch_check.run()
+    gpu, installed = _gpu(device, found, torch), _packages(torch)
+    checks = [gpu, _memory(device), _disk(root), installed, _iostat(), _weights(device, root)]
     return checks + _homework(device, output_dir or paths.DEFAULT_OUTPUT)
 
 
@@ -47,23 +51,31 @@ def as_json(checks: list[Check]) -> dict[str, Any]:
     return {"ready": all(c.status != "FAIL" for c in checks), "checks": [asdict(c) for c in checks]}
 
 
-def _gpu(device: str) -> Check:
-    found = gpus.visible()
-    if not found:
-        return Check(
-            "warn",
-            "GPU",
-            "none (in Colab: Runtime > Change runtime type > T4 GPU); runs go to the emulated GPU, on the CPU, and "
-            "every figure says so",
-        )
-    first = found[0]
-    text = f"{first.name}, {first.free_gib:.1f} GiB free of {first.total_gib:.1f} GiB"
+def _gpu(device: str, found: gpus.Found, torch: TorchCheck) -> Check:
+    trouble = "; ".join(found.faults)
+    name, total_gib, free_gib = "", None, None
+    if found.gpus:
+        first = found.gpus[0]
+        name, total_gib, free_gib = first.name, first.total_gib, first.free_gib
+    if torch.gpus and free_gib is None:
+        name, total_gib, free_gib = torch.gpus[0]
+    if not name:
+        hint = " (Runtime > Change runtime type > T4 GPU)" if packages.on_colab() else ""
+        text = f"none{f': {trouble}' if trouble else ''}{hint}"
+        return Check("warn", "GPU", f"{text}; runs go to the emulated GPU, on the CPU, and every figure says so")
+    text = name if free_gib is None else f"{name}, {free_gib:.1f} GiB free of {total_gib:.1f} GiB"
     if device == "emulated":
-        return Check("warn", "GPU", f"{text}; this torch is built without CUDA: runs go to the emulated GPU")
-    if len(found) > 1:
-        text += f"; the first of {len(found)}, FlexGen uses one"
-    if first.other_processes:
-        return Check("warn", "GPU", f"{text}; {first.other_processes} other processes use it and disturb figures")
+        why = torch.cuda_error or torch.import_error or "this torch is built without CUDA"
+        return Check("warn", "GPU", f"{text}; {trouble or why}: runs go to the emulated GPU")
+    if torch.cuda_error:
+        return Check("FAIL", "GPU", f"{text}; torch can't use it: {torch.cuda_error}")
+    if trouble:
+        return Check("warn", "GPU", f"{text}; {trouble}")
+    if len(found.gpus) > 1:
+        text += f"; the first of {len(found.gpus)}, FlexGen uses one"
+    if others := gpus.others_holding_memory():
+        held = ", ".join(name if gib is None else f"{name} holds {gib:.1f} GiB" for name, gib in others[:3])
+        return Check("warn", "GPU", f"{text}; {len(others)} other processes use it and disturb figures: {held}")
     return Check("OK", "GPU", text)
 
 
@@ -99,7 +111,7 @@ def _disk(root: Path) -> Check:
     return Check("OK", "disk", f"{text}; reads are counted by {disk.device}")
 
 
-def _packages() -> Check:
+def _packages(torch: TorchCheck) -> Check:
     requirements = paths.ROOT / "requirements.txt"
     missing = packages.missing(requirements)
     if missing:
@@ -111,6 +123,8 @@ def _packages() -> Check:
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
         return Check("FAIL", "packages", f"{', '.join(wrong)}; take a fresh environment, see the README")
+    if torch.import_error:
+        return Check("FAIL", "packages", f"torch or FlexGen can't be imported: {torch.import_error}")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("flexgen", "torch", "papermill"))
     return Check("OK", "packages", f"Python {platform.python_version()}, {versions}")
 
@@ -118,7 +132,10 @@ def _packages() -> Check:
 def _iostat() -> Check:
     if shutil.which("iostat") is None:
         return Check("warn", "iostat", "not installed (package sysstat): /proc/diskstats is read instead")
-    return Check("OK", "iostat", iostat_version())
+    version = iostat_version()
+    if version is None:
+        return Check("warn", "iostat", "not sysstat's (BusyBox's or macOS's?): /proc/diskstats is read instead")
+    return Check("OK", "iostat", version)
 
 
 def _weights(device: Literal["cuda", "emulated"], root: Path) -> Check:
@@ -147,6 +164,7 @@ def _homework(device: Literal["cuda", "emulated"], output_dir: Path) -> list[Che
         Check("warn" if found.refused else "OK", question.upper(), str(found)) for question, found in forecasts.items()
     ]
     seconds = [found.seconds for found in forecasts.values() if found.seconds is not None]
-    if len(seconds) == len(forecasts) and sum(seconds):
-        checks.append(Check("OK", "Q1 to Q4", forecast.in_words(sum(seconds))))
+    total_s = sum(seconds, start=0.0)
+    if len(seconds) == len(forecasts) and total_s:
+        checks.append(Check("OK", "Q1 to Q4", forecast.in_words(total_s)))
     return checks

@@ -50,7 +50,7 @@ LONG_ENOUGH = Workload(gpu_batch_size=1, prompt_len=16, gen_len=6)  # 6 passes o
 
 
 def named_as_readers(record) -> list[str]:
-    return [note for note in record.samples.notes if "something else read it too" in note]
+    return [note for note in record.samples.notes if "by something other than this run" in note]
 
 
 def test_another_reader_of_the_same_disk_is_on_the_record(tmp_path, lab_home):
@@ -73,7 +73,7 @@ def test_another_reader_of_the_same_disk_is_on_the_record(tmp_path, lab_home):
     from helpers.report import document
 
     document.write(readers.read(tmp_path / "disturbed" / results.LOG_NAME), tmp_path / "report")
-    assert "something else read it too" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "by something other than this run" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
 
 
 JUMPING = """

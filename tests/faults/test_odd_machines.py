@@ -8,15 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pynvml
 import pytest
 
+from fake_nvml import FakeDriver, Gpu
 from helpers import lab, paths, results
-from helpers.machine import gpus, limits
-from helpers.results import Log
+from helpers.engine import out_of_memory
+from helpers.machine import gpus, limits, torch_check
+from helpers.machine.torch_check import TorchCheck
+from helpers.results import Failure, Log
+from helpers.settings import OffloadSplit, RunSettings
 from helpers.setup import doctor
 
 MEASURE = (
@@ -198,82 +201,134 @@ def test_without_shared_memory(then, command_line, tmp_path):
 # ---- GPUs, by a driver that stands in
 
 
-class Driver:
-    """NVML with these GPUs, as (name, processes on it)."""
+@pytest.fixture
+def no_torch_gpu(monkeypatch):
+    """torch, built with CUDA, that can use no GPU."""
+    monkeypatch.setattr(lab, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(torch_check, "run", lambda: TorchCheck(cuda_build="12.8"))
 
-    def __init__(self, monkeypatch, *gpus: tuple[str, int]) -> None:
-        def handle(uuid):
-            return next(i for i in range(len(gpus)) if f"GPU-{i}" == uuid)
 
-        for name, stand_in in {
-            "nvmlInit": lambda: None,
-            "nvmlShutdown": lambda: None,
-            "nvmlDeviceGetCount": lambda: len(gpus),
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetHandleByUUID": handle,
-            "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
-            "nvmlDeviceGetName": lambda index: gpus[index][0],
-            "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=15 << 30, free=14 << 30, used=1 << 30),
-            "nvmlDeviceGetComputeRunningProcesses": lambda index: [
-                SimpleNamespace(pid=10_000_000 + i) for i in range(gpus[index][1])
-            ],
-            "nvmlDeviceGetGraphicsRunningProcesses": lambda index: [],
-        }.items():
-            monkeypatch.setattr(pynvml, name, stand_in)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+@pytest.fixture
+def torch_gpu(monkeypatch):
+    """torch, built with CUDA, that can use a GPU."""
+    monkeypatch.setattr(lab, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(torch_check, "run", lambda: TorchCheck(cuda_build="12.8", gpus=(("NVIDIA GB10", 119.6, 90.0),)))
 
 
 def gpu_check():
     return next(check for check in doctor.check() if check.name == "GPU")
 
 
-def test_a_driver_without_a_gpu(monkeypatch):
-    Driver(monkeypatch)
+@pytest.mark.parametrize("driver", ["none", "without a GPU"])
+def test_without_a_gpu_runs_are_emulated(driver, monkeypatch, no_torch_gpu):
+    monkeypatch.setattr(gpus, "DEVICE_FILES", ())
+    FakeDriver(monkeypatch, init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND if driver == "none" else None)
     assert gpus.visible() == () and lab.choose_device("auto") == "emulated"
-    assert gpu_check().status == "warn"
+    check = gpu_check()
+    assert check.status == "warn" and check.text.startswith("none;") and "Colab" not in check.text
 
 
-def test_no_driver(monkeypatch):
-    def no_driver():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+def test_only_colab_hears_how_to_get_a_gpu_in_colab(monkeypatch, no_torch_gpu):
+    FakeDriver(monkeypatch)
+    assert "Runtime" not in gpu_check().text
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    assert "Change runtime type > T4 GPU" in gpu_check().text
 
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+
+@pytest.mark.parametrize("number, reason", [(18, "Version Mismatch"), (999, "Unknown")])
+def test_nvmls_reason_is_reported(number, reason, monkeypatch, no_torch_gpu):
+    FakeDriver(monkeypatch, init_error=number)
+    assert lab.choose_device("auto") == "emulated"
+    assert gpu_check().status == "warn" and reason.lower() in gpu_check().text.lower()
+
+
+@pytest.mark.parametrize("number", [18, 999])
+def test_what_torch_can_use_is_used_though_nvml_fails(number, monkeypatch, torch_gpu):
+    FakeDriver(monkeypatch, init_error=number)
+    assert lab.choose_device("auto") == "cuda"
+    here = lab.describe_machine("cuda")
+    assert (here.name, here.gpu_mem_gib) == ("NVIDIA GB10", 119.6)
+    assert "NVIDIA GB10" in gpu_check().text and "NVML" in gpu_check().text
+
+
+def test_unified_memory_comes_from_torch(monkeypatch, torch_gpu):
+    FakeDriver(monkeypatch, shared := Gpu("NVIDIA GB10"))
+    shared.memory_error = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert lab.choose_device("auto") == "cuda"
+    here = lab.describe_machine("cuda")
+    assert (here.name, here.gpu_mem_gib) == ("NVIDIA GB10", 119.6)
+    assert gpu_check().status == "OK" and "90.0 GiB free of 119.6 GiB" in gpu_check().text
+
+
+@pytest.mark.parametrize("lost, healthy", [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")])
+@pytest.mark.parametrize("when", ["always", "asked for memory"])
+def test_of_two_gpus_the_healthy_one_is_used(lost, healthy, when, monkeypatch, torch_gpu):
+    driver = FakeDriver(monkeypatch, Gpu("Tesla A"), Gpu("Tesla B"))
+    setattr(driver.gpus[lost], "broken" if when == "always" else "memory_error", pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert [gpu.uuid for gpu in gpus.visible()] == [healthy]
+    assert gpus.environment() == {"CUDA_VISIBLE_DEVICES": healthy}
+    assert "lost" in gpu_check().text
+    assert lab.choose_device("auto") == "cuda"
+    assert lab.describe_machine("cuda").name == driver.gpus[healthy].name
+
+
+def test_a_gpu_that_is_lost_is_as_good_as_none(monkeypatch, no_torch_gpu):
+    FakeDriver(monkeypatch, only := Gpu())
+    only.broken = pynvml.NVML_ERROR_GPU_IS_LOST
     assert gpus.visible() == () and lab.choose_device("auto") == "emulated"
-    assert gpu_check().status == "warn"
+    assert "lost" in gpu_check().text
 
 
-def test_a_driver_that_is_broken(monkeypatch):
-    """A driver that starts and then fails at everything: as good as none."""
-    Driver(monkeypatch, ("Tesla T4", 0))
-
-    def lost(*arguments):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lost)
-    assert gpus.visible() == () and lab.choose_device("auto") == "emulated"
-
-
-def test_several_gpus(monkeypatch):
-    Driver(monkeypatch, ("Tesla T4", 0), ("Tesla P4", 0))
-    monkeypatch.setattr(lab, "_torch_has_cuda", lambda: True)
+def test_several_gpus(monkeypatch, torch_gpu):
+    FakeDriver(monkeypatch, Gpu("Tesla T4"), Gpu("Tesla P4"))
     assert [gpu.name for gpu in gpus.visible()] == ["Tesla T4", "Tesla P4"]
     assert "2" in gpu_check().text and "Tesla T4" in gpu_check().text
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert lab.describe_machine("cuda").name == "Tesla P4"
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_a_gpu_that_others_use(processes, monkeypatch):
-    Driver(monkeypatch, ("Tesla T4", processes))
-    monkeypatch.setattr(lab, "_torch_has_cuda", lambda: True)
-    assert gpu_check().status == "warn" and str(processes) in gpu_check().text
+def test_a_gpu_that_others_use(monkeypatch, torch_gpu):
+    FakeDriver(monkeypatch, Gpu(processes={os.getppid(): 9.5, 10_000_000: 1.0}))
+    check = gpu_check()
+    assert check.status == "warn" and "2 other processes" in check.text
+    assert f"({os.getppid()}) holds 9.5 GiB" in check.text and "process 10000000 holds 1.0 GiB" in check.text
 
 
 def test_a_gpu_and_a_torch_that_cannot_use_it(monkeypatch):
-    Driver(monkeypatch, ("Tesla T4", 0))
+    FakeDriver(monkeypatch, Gpu())
     monkeypatch.setattr(lab, "_torch_has_cuda", lambda: False)
     assert lab.choose_device("auto") == "emulated"
-    assert gpu_check().status == "warn"
+    assert gpu_check().status == "warn" and "without CUDA" in gpu_check().text
+
+
+# ---- GPU memory that others have taken, by the same stand-in
+
+ON_GPU = RunSettings(model="opt-1.3b", device="cuda", split=OffloadSplit.parse("100 0 100 0 100 0"))
+ROOMY = limits.MemoryAllowance(124 << 30, 120 << 30, "RAM", "RAM")
+
+
+@pytest.mark.parametrize("kind", ["gpu_oom", "host_pin_oom"])
+def test_a_gpu_that_others_fill_is_named_as_the_cause(kind, monkeypatch):
+    FakeDriver(monkeypatch, full := Gpu(processes={os.getppid(): 14.5}))
+    full.used_gib = 15.0
+    monkeypatch.setattr(limits, "memory_allowance", lambda: ROOMY)
+    failure = out_of_memory.explained(Failure(kind=kind, message="CUDA error: out of memory"), ON_GPU, ROOMY)
+    assert failure.kind == "gpu_oom"
+    assert f"({os.getppid()}) holds 14.50 GiB" in failure.message and "15.00 GiB of the GPU's 16.00" in failure.message
+    assert "put less on the" not in failure.message
+
+
+def test_pinning_that_fails_beside_an_empty_gpu_is_the_hosts(monkeypatch):
+    FakeDriver(monkeypatch, Gpu())
+    small = limits.MemoryAllowance(8 << 30, 1 << 30, "RAM", "RAM")
+    failure = out_of_memory.explained(Failure(kind="host_pin_oom", message="CUDA error: out of memory"), ON_GPU, small)
+    assert failure.kind == "host_pin_oom" and "1.00 GiB of 8.00 GiB were free" in failure.message
+
+
+def test_a_run_too_large_for_an_empty_gpu_is_told_to_put_less_there(monkeypatch):
+    FakeDriver(monkeypatch, Gpu())
+    failure = out_of_memory.explained(Failure(kind="gpu_oom", message="CUDA out of memory"), ON_GPU, ROOMY)
+    assert "put less on the GPU" in failure.message
 
 
 # ---- /proc that is not there
