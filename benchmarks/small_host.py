@@ -19,9 +19,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from page_cache_limit import cgroup, drop_page_cache  # noqa: E402
 
+from helpers.home import home  # noqa: E402
 from helpers.machine import disks  # noqa: E402
 from helpers.units import GIB  # noqa: E402
-from helpers.weights import store  # noqa: E402
 
 
 def main() -> int:
@@ -33,11 +33,11 @@ def main() -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         parser.error("no command; put it after --")
-    home = store.home()
-    device = disks.disk_of(home).device
+    lab_home = home()
+    device = disks.disk_of(lab_home).device
     if options.disk_mb_s and device is None:
-        parser.error(f"{home}: no disk that could be slowed down")
-    drop_page_cache([file for file in home.rglob("*") if file.is_file()])
+        parser.error(f"{lab_home}: no disk that could be slowed down")
+    drop_page_cache([file for file in lab_home.rglob("*") if file.is_file()])
     with cgroup() as group:
         group.limit_memory(int(options.memory_gib * GIB))
         if options.disk_mb_s and device:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from helpers import forecast, homework, models, paths
 from helpers.errors import Refused
+from helpers.home import home
 from helpers.homework import FASTER
 from helpers.machine import limits
 from helpers.machine.profiles import MachineProfile
@@ -30,7 +31,6 @@ from helpers.predict.time_model import Prediction
 from helpers.report import plots, tables
 from helpers.results import RunRecord, Sweep
 from helpers.settings import OffloadSplit, RunSettings
-from helpers.weights import store
 
 NOT_KNOWN = "—"
 CPU_SHARES = range(100, 0, -10)
@@ -315,7 +315,7 @@ def peers(run: RunSettings, output: Path) -> tables.Table | str:
     if missing := [split for split in PEER_SPLITS if split not in known]:
         flags = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         script = paths.ROOT / "benchmarks" / "peers.py"
-        command = [sys.executable, str(script), *flags, "--folder", str(store.home()), "--output", str(log)]
+        command = [sys.executable, str(script), *flags, "--folder", str(home()), "--output", str(log)]
         subprocess.run([*command, "--splits", *missing], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         known = _peer_lines(log, wanted)
     rows = [known[split] for split in PEER_SPLITS if split in known]

@@ -58,6 +58,9 @@ class Page:
         return from_sweep(self.measure(self._affordable(self.settings(rows))))
 
     def measure(self, runs: Mapping[str, RunSettings]) -> Sweep:
+        """The records of these runs, measured where they are not known yet."""
+        if not runs:
+            return Sweep({})
         plan = forecast.of(runs, self.output, self.fresh)
         display(Markdown(f"Plan: {plan}.\n\n{_in_every_table(runs)}"))
         tell = _Teller(runs, self.output, self.fresh) if progress.FILE in os.environ else None
