@@ -10,10 +10,10 @@ from helpers.explorer.bench import Bench
 from helpers.explorer.state import HOMES
 from helpers.settings import SHORTEST_PROMPT
 
-COLUMN_PX = 424
-LABEL_PX = 84
-NUMBER_PX = 62  # next to a slider; what remains is its track, 262 px with its margins
-HALF_PX = 204
+COLUMN_PX = 430
+LABEL_PX = 80
+NUMBER_PX = 72  # next to a slider; what remains is its track
+HALF_PX = 208
 LAST_BATCH = 1024
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, LAST_BATCH)
 BATCH_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -51,7 +51,7 @@ TOOLTIPS = {
 }
 
 
-def with_tooltip(widget: widgets.Widget, text: str) -> widgets.Widget:
+def with_tooltip(widget: Any, text: str) -> Any:
     """The widget with a tooltip, by either version's name for it."""
     setattr(widget, "tooltip" if widget.has_trait("tooltip") else "description_tooltip", text)
     return widget
@@ -68,7 +68,7 @@ def make_controls(bench: Bench) -> dict[str, widgets.Widget]:
         "cache": _dropdown("KV cache on", tiers, HALF_PX, LABEL_PX),
         "activations": _dropdown("Activations on", tiers, HALF_PX, 94),
         "gpu_batch_size": _choices("Batch", BATCH_SIZES),
-        "num_gpu_batches": _choices("Micro-batches", BATCH_COUNTS),
+        "num_gpu_batches": _choices("GPU batches", BATCH_COUNTS),
         "prompt_len": _slider("Prompt", SHORTEST_PROMPT, 2047),
         "gen_len": _slider("Generated", 1, 2041),
         "compress_weight": _switch("4-bit weights"),
@@ -116,9 +116,14 @@ def _switch(description: str) -> widgets.Checkbox:
     return widgets.Checkbox(description=description, indent=False, layout=layout)
 
 
+def words(**layout: str) -> widgets.HTML:
+    """Text without a tooltip (JupyterLab shows "null" for one that isn't set)."""
+    return with_tooltip(widgets.HTML(layout=widgets.Layout(**layout)), "")
+
+
 def number() -> widgets.HTML:
     """A slider's number, next to it."""
-    return widgets.HTML(layout=widgets.Layout(width=f"{NUMBER_PX}px", margin="2px 0 2px 6px"))
+    return words(width=f"{NUMBER_PX}px", margin="2px 0 2px 6px")
 
 
 def button(description: str, tooltip: str, width_px: int, style: str = "") -> widgets.Button:

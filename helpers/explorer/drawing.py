@@ -22,7 +22,7 @@ from helpers.explorer.lettering import LetteringCanvas
 from helpers.explorer.view import View
 from helpers.report.plots import GREY, VERMILION, Plot
 
-WIDTH_PX, DPI = 640, 100
+WIDTH_PX, DPI = 540, 100
 HEADER_PX = 44  # what a picture that stands alone says of the setting
 SMALL, MEDIUM = 8, 9  # points
 BACKGROUNDS_KEPT = 8
@@ -117,11 +117,10 @@ class Drawing(ABC):
         return axes
 
     def add_log_axes(self, xlabel: str) -> Axes:
-        """The one pair of logarithmic axes of a picture, under its title."""
-        axes = self.add_axes(62, 26, WIDTH_PX - 82, self.height_px - 68)
+        """The one pair of logarithmic axes of a picture, under a title that names what goes up."""
+        axes = self.add_axes(46, 26, WIDTH_PX - 72, self.height_px - 68)
         axes.set(xscale="log", yscale="log")
         axes.set_xlabel(xlabel, fontsize=SMALL, labelpad=1)
-        axes.set_ylabel("token/s", fontsize=SMALL, labelpad=0)
         axes.grid(color="#e4e4e4", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -154,6 +153,11 @@ class Drawing(ABC):
 
     def line(self, x: Any, y: Any, axes: Axes | None = None, **style: Any) -> None:
         self.add(Line2D(x, y, **style), axes)
+
+    def label(self, x: float, y: float, text: str, axes: Axes | None = None, **style: Any) -> None:
+        """Text that stays readable over lines and dots."""
+        background = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0}
+        self.text(x, y, text, axes, bbox=background, **style)
 
     def here(self, x: float, y: float, axes: Axes | None = None) -> None:
         """The ring around the current setting."""

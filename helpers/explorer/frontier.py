@@ -81,7 +81,7 @@ class FrontierPicture(Drawing):
 
     def set_frame(self, frame: tuple[str, tuple[float, float], tuple[float, float]]) -> None:
         aside, latencies, speeds = frame
-        self.title(f"Latency and throughput of every split and batch that fits{aside}")
+        self.title(f"Token/s by wait, every split and batch that fits{aside}")
         self.axes.set(xlim=latencies, ylim=speeds)
 
     def paint(self, view: View) -> None:
@@ -99,9 +99,9 @@ class FrontierPicture(Drawing):
         words = f"this setting: {plain(here.total_throughput_tok_s)} token/s in {seconds(here.total_latency_s)}"
         gap = _gap(found, here.total_latency_s, here.total_throughput_tok_s)
         colour = VERMILION if view.why_not else "black"
-        self.text(0.985, 0.13, words, self.axes, transform=self.axes.transAxes, ha="right", color=colour)
+        self.label(0.985, 0.13, words, self.axes, transform=self.axes.transAxes, ha="right", color=colour)
         said = "it does not fit" if view.why_not else gap
-        self.text(0.985, 0.06, said, self.axes, transform=self.axes.transAxes, ha="right", color=GREY)
+        self.label(0.985, 0.06, said, self.axes, transform=self.axes.transAxes, ha="right", color=GREY)
         if not found.best:
             note(self, 70, 40, "no split fits this machine, whatever the batch")
 
@@ -114,7 +114,7 @@ class FrontierPicture(Drawing):
             at_right = place > 0 and place == len(found.best) - 1
             x, y = self.axes.transData.transform((wait, speed))
             page_x, page_y = self.page.transData.inverted().transform((x, y))
-            self.text(
+            self.label(
                 page_x + (-8 if at_right else 8),
                 max(page_y + (-9 if at_right else 9), 30),
                 words,

@@ -18,7 +18,7 @@ from helpers.explorer.split_map import SplitMap
 from helpers.explorer.view import View, without_split
 
 PALETTE = (matplotlib.colormaps["viridis"](np.arange(256))[:, :3] * 255).astype(np.uint8)
-LEGEND_PX = 468
+LEGEND_PX = 396
 EXTENT = (-0.5, 100.5, -0.5, 100.5)
 
 
@@ -33,12 +33,12 @@ class MapPicture(Drawing):
     height_px = 300
 
     def lay_out(self) -> None:
-        self.map = self.add_axes(48, 26, 320, 232)
+        self.map = self.add_axes(46, 26, 262, 232)
         self.map.set(xlim=EXTENT[:2], ylim=EXTENT[2:])
         self.map.set_xlabel("GPU share of the weights (%, asked)", fontsize=SMALL, labelpad=1)
         self.map.set_ylabel("CPU share (%, asked)", fontsize=SMALL, labelpad=0)
         self.map.spines[["top", "right"]].set_visible(False)
-        self.colours = self.add_axes(392, 26, 12, 232)
+        self.colours = self.add_axes(322, 26, 11, 232)
         self.colours.imshow(PALETTE.reshape(256, 1, 3), origin="lower", aspect="auto", extent=(0, 1, 0, 1))
         self.colours.xaxis.set_major_locator(NullLocator())
         self.colours.tick_params(length=2, pad=2, left=False, labelleft=False, right=True, labelright=True)
@@ -86,8 +86,9 @@ class MapPicture(Drawing):
             note(self, LEGEND_PX - 7, 116, "no split fits")
         note(self, LEGEND_PX - 7, 156, "this setting:")
         self.text(LEGEND_PX - 7, 172, f"{plain(view.prediction.total_throughput_tok_s)} token/s")
-        note(self, LEGEND_PX - 7, 196, "FlexGen moves whole tensors:")
-        note(self, LEGEND_PX - 7, 210, "a patch is one placement")
+        note(self, LEGEND_PX - 7, 196, "FlexGen moves whole")
+        note(self, LEGEND_PX - 7, 210, "tensors: a patch is")
+        note(self, LEGEND_PX - 7, 224, "one placement")
 
     def _swatch(self, pixels: NDArray[np.uint8], y: float) -> None:
         extent = (LEGEND_PX - 6, LEGEND_PX + 6, y + 6, y - 6)

@@ -9,7 +9,7 @@ from helpers.predict.rates import loads
 from helpers.predict.time_model import LayerTimes, layer_times
 from helpers.report.plots import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 
-LEFT_PX, RIGHT_PX = 104, WIDTH_PX - 16
+LEFT_PX, RIGHT_PX = 98, WIDTH_PX - 12
 LANES_PX = {"disk → RAM": 66, "RAM → GPU": 100, "GPU computes": 134, "GPU → RAM": 168}
 NAMES = {"attention": "attention", "mlp": "MLP"}
 CPU_WEIGHTS, DISK_WEIGHTS, COMPUTE, CACHE = ORANGE, GREEN, BLUE, SKY
@@ -30,7 +30,7 @@ class OverlapPicture(Drawing):
         return view.aside
 
     def set_frame(self, aside: str) -> None:
-        self.title(f"Two blocks of a decode pass: each lane works while the others do{aside}")
+        self.title(f"Two blocks of a decode pass{aside}")
 
     def paint(self, view: View) -> None:
         first, attention, mlp, last = layer_times(view.settings, view.profile)
@@ -47,7 +47,7 @@ class OverlapPicture(Drawing):
         for line, words in enumerate(_why(attention, mlp, view.settings.overlap)):
             self.text(6, 230 + 15 * line, words)
         block_s, embeddings_s = attention.layer_s + mlp.layer_s, first.layer_s + last.layer_s
-        words = f"A pass: {blocks} blocks of {seconds(block_s)}, embeddings {seconds(embeddings_s)}"
+        words = f"A decode pass: {blocks} blocks of {seconds(block_s)}, embeddings {seconds(embeddings_s)}"
         self.text(6, 260, f"{words}: {seconds(blocks * block_s + embeddings_s)}.")
         self._paint_measured(view, attention, mlp)
 
@@ -83,7 +83,7 @@ class OverlapPicture(Drawing):
         return LEFT_PX + at_s * self._scale_px_s
 
     def _paint_legend(self) -> None:
-        x = float(LEFT_PX)
+        x = 8.0
         for words, colour in (
             ("weights from disk", DISK_WEIGHTS),
             ("weights from RAM", CPU_WEIGHTS),
@@ -92,7 +92,7 @@ class OverlapPicture(Drawing):
         ):
             self.bar(x, 211, 9, 9, colour)
             self.text(x + 13, 211, words)
-            x += 128
+            x += 134
 
     def _paint_measured(self, view: View, attention: LayerTimes, mlp: LayerTimes) -> None:
         """FlexGen's own timers of a breakdown run (no overlap), with the same two figures predicted."""
@@ -107,7 +107,7 @@ class OverlapPicture(Drawing):
             computing_s = (attention.compute_s + mlp.compute_s) / 2
             words += f", compute {seconds(run.compute_layer_decoding_s)} (predicted {seconds(computing_s)})"
         self.diamond(12, 282)
-        self.text(22, 282, f"A layer, {run.kind} (breakdown): {words}.", color=VERMILION, fontsize=7.5)
+        self.text(22, 282, f"A layer, {run.kind} (breakdown): {words}.", color=VERMILION, fontsize=7)
 
 
 def _why(attention: LayerTimes, mlp: LayerTimes, overlap: bool) -> list[str]:
@@ -122,6 +122,9 @@ def _why(attention: LayerTimes, mlp: LayerTimes, overlap: bool) -> list[str]:
     if not overlap:
         return [f"Without overlap all of it adds up; the longest is {longest}, {seconds(lanes[longest])} a block."]
     words = [f"A block waits for {longest}: {seconds(lanes[longest])}."]
+    copied_s = attention.disk_to_gpu_s + mlp.disk_to_gpu_s
+    if longest == "reading from disk" and copied_s > 0.05 * lanes[longest]:
+        words[0] = f"{words[0][:-1]}, then for its copy to the GPU: {seconds(copied_s)}."
     if others:
         hidden = " and ".join(f"{name} ({seconds(lanes[name])})" for name in others[:2])
         words.append(f"{hidden[0].upper()}{hidden[1:]} {'hides' if len(others) == 1 else 'hide'} behind it.")

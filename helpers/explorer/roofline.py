@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from helpers.analysis.values import plain
 from helpers.explorer.bench import once
-from helpers.explorer.drawing import Drawing, decades_around, note
+from helpers.explorer.drawing import Drawing, decades_around
 from helpers.explorer.view import View, without_batch
 from helpers.machine.profiles import MachineProfile
 from helpers.predict.search import fits, with_batch
@@ -30,6 +30,7 @@ PARTS = {
     "launches": ("launch overhead",),
     "CPU": ("CPU attention", "host copy"),
 }
+SHADE = "#e6e6e6"
 COLOURS = dict(zip(PARTS, (GREEN, ORANGE, BLUE, SKY, GREY, "#CC79A7")))
 
 
@@ -97,7 +98,7 @@ class RooflinePicture(Drawing):
         return view.aside, decades_around(found.tok_s.min() / 1.5, found.tok_s.max() * 4)
 
     def set_frame(self, frame: tuple[str, tuple[float, float]]) -> None:
-        self.title(f"Throughput over the batch, under each part's own limit{frame[0]}")
+        self.title(f"Token/s over the batch, under each part's limit{frame[0]}")
         self.axes.set_ylim(frame[1])
 
     def paint(self, view: View) -> None:
@@ -106,8 +107,6 @@ class RooflinePicture(Drawing):
         if found.largest < SIZES[-1]:
             left = max(found.largest, SIZES[0])
             self.add(_shade(left, low, SIZES[-1], high), axes)
-            words = f"does not fit beyond {found.largest}" if found.largest else "no batch fits"
-            note(self, 494, 168 - 14 * len(found.roofs), words)
         for part, roof in found.roofs.items():
             if roof.min() < high:
                 self.line(SIZES, roof, axes, color=COLOURS[part], linewidth=1.5, linestyle="--")
@@ -115,7 +114,9 @@ class RooflinePicture(Drawing):
         self.line(SIZES, found.tok_s, axes, color="black", linewidth=2)
         for size, height, before, after in found.crossings:
             self.line([size], [height], axes, marker="s", markersize=5, color="black")
-            self.text(size, height * (high / low) ** 0.05, f"{before} → {after} at {plain(size, 2)}", axes, ha="center")
+            self.label(
+                size, height * (high / low) ** 0.05, f"{before} → {after} at {plain(size, 2)}", axes, ha="center"
+            )
         for settings, tok_s in view.measured_like(_without_size):
             self.diamond(settings.workload.gpu_batch_size, tok_s.value, axes)
         here = min(view.settings.workload.gpu_batch_size, SIZES[-1])
@@ -124,15 +125,19 @@ class RooflinePicture(Drawing):
         self.here(here, view.prediction.total_throughput_tok_s, axes)
 
     def _paint_names(self, found: Roofline, high: float) -> None:
-        """Each part's name at the lower right, in the order of the roofs; the prediction's last."""
+        """Each part's name at the lower right, in the order of the roofs there."""
         names = [name for name, roof in found.roofs.items() if roof.min() < high]
-        names.sort(key=lambda name: -found.roofs[name][0])
-        y = 244.0 - 14 * len(names)
-        for name in (*names, "predicted"):
+        names.sort(key=lambda name: -found.roofs[name][-1])
+        rows = ["predicted", *names]
+        y = 246.0 - 14 * (len(rows) - (found.largest == SIZES[-1]))
+        for name in rows:
             style = {"linestyle": "--", "linewidth": 1.5} if name in names else {"linewidth": 2.0}
-            self.line([494, 514], [y, y], color=COLOURS.get(name, "black"), **style)
-            self.text(519, y, f"{name} alone" if name in names else name)
+            self.line([384, 404], [y, y], color=COLOURS.get(name, "black"), **style)
+            self.text(409, y, f"{name} alone" if name in names else name)
             y += 14
+        if found.largest < SIZES[-1]:
+            self.bar(384, y, 20, 10, SHADE)
+            self.text(409, y, f"over {found.largest}: does not fit" if found.largest else "no batch fits")
 
 
 def _of(view: View) -> Roofline:
@@ -145,4 +150,4 @@ def _without_size(settings: RunSettings) -> RunSettings:
 
 
 def _shade(left: float, bottom: float, right: float, top: float) -> Rectangle:
-    return Rectangle((left, bottom), right - left, top - bottom, facecolor="#eeeeee", zorder=0)
+    return Rectangle((left, bottom), right - left, top - bottom, facecolor=SHADE, zorder=0)

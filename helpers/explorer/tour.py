@@ -52,7 +52,7 @@ def compared(name: str, caption: str, views: Sequence[View], bench: Bench) -> Ta
     """A row for each state: asked and achieved split, throughput predicted with its bounds and measured, and how far
     the two differ."""
     rows = [_figures(one, bench) for one in views]
-    shown = [_words(one, bench) for one in views]
+    shown = [row_in_words(one, bench) for one in views]
     return Table(name, f"{caption}.", pd.DataFrame(rows), pd.DataFrame(shown).astype(str))
 
 
@@ -89,8 +89,8 @@ def _figures(one: View, bench: Bench) -> dict[str, object]:
     }
 
 
-def _words(one: View, bench: Bench) -> dict[str, str]:
-    """A row short enough for one line."""
+def row_in_words(one: View, bench: Bench) -> dict[str, str]:
+    """A row of the table, short enough for one line."""
     settings, predicted, run = one.settings, one.prediction, one.run
     split, work = settings.split, settings.workload
     off = one.off_by + " (calibrated on it)" * (bool(run) and bench.was_calibrated_on(one.state))
