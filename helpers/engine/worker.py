@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from helpers.engine import patches
+from helpers.engine import compressed_weights, patches
 from helpers.engine.core_speed import Core
 from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.page_cache import ColdReads, drop, write_back
@@ -184,6 +184,7 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
             original_worker(patches.CopyQueue(queue, is_pinned, **after_copy), cuda_id)
 
     pytorch_backend.copy_worker_func = copy_worker_func
+    compressed_weights.keep(pytorch_backend)
     patches.load_weights_side_by_side(pytorch_backend, flex_opt, on_thread)
     thread.enter_context(on_thread())
     return _CopyThreads(ready, reader)
