@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, Literal
 
@@ -97,14 +98,17 @@ def flexgen_bool(text: str) -> bool:
     return (yes | no)[text.strip().lower()]
 
 
-def declared(of: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Declared]:
+@cache
+def declared(of: type[BaseModel], path: tuple[str, ...] = ()) -> tuple[Declared, ...]:
     """The options of a settings type in the order of its fields, those of a nested type in its place."""
+    found: list[Declared] = []
     for name, field in of.model_fields.items():
         options = [one for one in field.metadata if isinstance(one, Option)]
         if options:
-            yield Declared(options[0], (*path, name), field)
+            found.append(Declared(options[0], (*path, name), field))
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from declared(field.annotation, (*path, name))
+            found += declared(field.annotation, (*path, name))
+    return tuple(found)
 
 
 def columns(settings: BaseModel) -> dict[str, Any]:

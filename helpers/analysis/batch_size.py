@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from helpers.analysis.link_rates import LinkRates, link_rates
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
@@ -14,7 +15,6 @@ from helpers.analysis.values import (
     Interval,
     Part,
     Value,
-    gaps,
     gib,
     latency,
     listed,
@@ -80,30 +80,37 @@ class Growth:
 class BatchSize(Answer):
     """The steps and the growth behind the answer to question 2."""
 
+    question: ClassVar[str] = "q2"
     steps: tuple[BatchStep, ...]
     growth: Growth | None
     moving_share: Interval | None  # of a pass at the reference batch that moving weights takes, not hidden by computing
     computing_may_explain_growth: bool
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return _scaling(self), _limits(self)
+
+    @property
+    def done(self) -> list[QuestionRow]:
+        return [row for row in self.rows.question("q2") if row.done]
+
+    @property
+    def timed(self) -> list[QuestionRow]:
+        return [row for row in self.done if throughput(row.run)]
+
 
 def analyze(runs: Iterable[Run], gpu_mem_gib: float | None = None) -> BatchSize:
     """The answer to question 2. `gpu_mem_gib` is the GPU's capacity, where the runs don't hold it."""
     rows = homework_rows(runs)
-    shown = [row for row in rows.question("q2") if row.done]
-    timed = [row for row in shown if throughput(row.run)]
-    steps = tuple(_step(a.run, b.run) for a, b in itertools.pairwise(timed))
-    rates = link_rates(row for row in rows.question("q1") if row.done)
-    share = _moving_share(rates, rows)
-    growth = _growth(shown, rates, rows, gpu_mem_gib) if shown else None
-    explains = _computing_may_explain(timed, rates, rows)
+    done = [row for row in rows.question("q2") if row.done]
+    timed = [row for row in done if throughput(row.run)]
+    rates = link_rates(rows.question("q1"))
     return BatchSize(
-        question="q2",
-        gaps=gaps(rows, "q2"),
-        steps=steps,
-        growth=growth,
-        moving_share=share,
-        computing_may_explain_growth=explains,
-        parts=(_scaling(timed, steps, share, explains), _limits(shown, growth, steps)),
+        rows=rows,
+        steps=tuple(_step(a.run, b.run) for a, b in itertools.pairwise(timed)),
+        growth=_growth(done, rates, rows, gpu_mem_gib) if done else None,
+        moving_share=_moving_share(rates, rows),
+        computing_may_explain_growth=_computing_may_explain(timed, rates, rows),
     )
 
 
@@ -155,20 +162,19 @@ def _computing_may_explain(timed: list[QuestionRow], rates: LinkRates, rows: Row
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
-def _scaling(
-    timed: list[QuestionRow], steps: tuple[BatchStep, ...], share: Interval | None, computing_may_explain: bool
-) -> Part:
+def _scaling(answer: BatchSize) -> Part:
+    steps, share = answer.steps, answer.moving_share
     if not steps:
         return Part("Ratios:", "Can't tell: no two batches have figures.")
-    walls = [time.value for row in timed if (time := latency(row.run))]
+    walls = [time.value for row in answer.timed if (time := latency(row.run))]
     steady = max(walls) <= (1 + STEADY_WITHIN) * min(walls)
-    wall = f"stays at {seconds(walls[0])}" if steady else f"goes {' → '.join(seconds(wall) for wall in walls)}"
-    run = timed[0].run
+    wall = f"stays at {seconds(walls[0])}" if steady else f"goes from {seconds(walls[0])} to {seconds(walls[-1])}"
+    run = answer.timed[0].run
     moved = f"the same {size(run.placement.host_to_device_bytes_per_pass)} of weights"
     causes = "other load" if run.kind == EMULATED else "page cache or other load"
     if any(step.share_of_ideal > ABOVE_FROM for step in steps):
-        why = f"Every pass moves {moved}, so passes got faster for another reason: {causes}."
-    elif not steady and computing_may_explain:
+        why = f"Every pass moves {moved}, so some passes got faster for another reason: {causes}."
+    elif not steady and answer.computing_may_explain_growth:
         why = f"Every pass moves {moved}; computing, which grows with the batch, may no longer hide behind that."
     elif not steady:
         why = f"Every pass moves {moved}, and computing is too short to explain the growth: {causes} changed."
@@ -205,33 +211,35 @@ def _compared(step: BatchStep) -> str:
     return "short of the ideal" if step.grows else "without gain"
 
 
-def _limits(shown: list[QuestionRow], growth: Growth | None, steps: tuple[BatchStep, ...]) -> Part:
+def _limits(answer: BatchSize) -> Part:
+    growth = answer.growth
     if growth is None:
         return Part("Unlimited batch?", "Can't tell: no batch has figures.")
-    kv_mib = growth.kv_cache_gib_per_sequence * 1024
-    peaks = [(row.label, peak) for row in shown if (peak := row.run.peak_gpu_mem_gib) is not None]
-    per_sequence = growth.gib_per_sequence
-    kv = f"the fp16 KV cache, {plain(kv_mib)} MiB per sequence, stays on the GPU"
-    if per_sequence is None or len(peaks) < 2:
-        verdict = "No: GPU memory runs out."
-        reason = f"At least {kv}."
+    kv_mib, per_sequence = growth.kv_cache_gib_per_sequence * 1024, growth.gib_per_sequence
+    peaks = [peak for row in answer.done if (peak := row.run.peak_gpu_mem_gib) is not None]
+    kv = f"The fp16 KV cache, {plain(kv_mib)} MiB per sequence, stays on the GPU"
+    if per_sequence is None:
+        verdict, reason = "No: GPU memory runs out.", f"{kv}."
     elif per_sequence <= 0:
-        verdict = f"No, although the peak doesn't grow yet ({gib(peaks[0][1])} to {gib(peaks[-1][1])} GiB)."
-        reason = f"In any case {kv}, so memory runs out once that outgrows what makes the peak now."
+        verdict = f"No, although the peak doesn't grow yet ({gib(peaks[0])} to {gib(peaks[-1])} GiB)."
+        reason = f"{kv}, so memory runs out once that outgrows what makes the peak now."
     else:
-        verdict = (
-            f"No: peak GPU memory grows by {plain(per_sequence * 1024)} MiB per sequence "
-            f"({gib(peaks[0][1])} to {gib(peaks[-1][1])} GiB)."
-        )
-        reason = f"Of that, {kv}." if per_sequence * 1024 > kv_mib else f"{kv[:1].upper()}{kv[1:]}."
-    return visible_part("Unlimited batch?", verdict, (reason, _full_at(peaks, growth)), _overtaking(growth, steps))
+        mib = per_sequence * 1024
+        grows = f"peak GPU memory grows by {plain(mib)} MiB per sequence"
+        verdict = f"No: {grows} ({gib(peaks[0])} to {gib(peaks[-1])} GiB)."
+        reason = f"{kv}."
+        if mib > kv_mib:
+            reason = f"Of that, {plain(kv_mib)} MiB are its fp16 KV cache, which stays on the GPU."
+    return visible_part(
+        "Unlimited batch?", verdict, (reason, _full_at(peaks, growth)), _overtaking(growth, answer.steps)
+    )
 
 
-def _full_at(peaks: list[tuple[str, float]], growth: Growth) -> str:
+def _full_at(peaks: list[float], growth: Growth) -> str:
     if growth.gpu_mem_gib is None:
         return "Scaling ends out of memory."
     capacity = f"{plain(growth.gpu_mem_gib)} GiB"
-    if peaks and peaks[-1][1] > growth.gpu_mem_gib:
+    if peaks and peaks[-1] > growth.gpu_mem_gib:
         return f"The stated capacity, {capacity}, is below the measured peak, so it isn't this GPU's."
     if growth.largest_batch is None:
         return f"Scaling ends when {capacity} are full."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from helpers.analysis.disk_reads import COLD_FROM, WARM_BELOW, DiskReads, reads_of
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
@@ -14,7 +14,6 @@ from helpers.analysis.values import (
     Answer,
     Part,
     Value,
-    gaps,
     in_line,
     listed,
     orders,
@@ -101,8 +100,13 @@ class Breakdown:
 class DiskIO(Answer):
     """The classes and breakdowns behind the answer to question 4. Ratios are 100 % disk over 100 % GPU."""
 
+    question: ClassVar[str] = "q4"
     classes: tuple[DiskClass, ...]
     breakdowns: tuple[Breakdown, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return _disk_part(self.classes), _compute_part(self), _load_part(self)
 
     @property
     def gpu(self) -> Breakdown | None:
@@ -147,11 +151,7 @@ def analyze(runs: Iterable[Run], disk_kb_s: float | None = None) -> DiskIO:
         if row.run.debug_mode is None:
             classes.setdefault(id(row.run), _classify(row, rows, disk_kb_s))
     breakdowns = tuple(found for row in shown if (found := _breakdown(row, rows)))
-    answer = DiskIO(
-        question="q4", parts=(), gaps=gaps(rows, "q4"), classes=tuple(classes.values()), breakdowns=breakdowns
-    )
-    parts = (_disk_part(answer.classes), _compute_part(answer), _load_part(answer))
-    return DiskIO(question="q4", parts=parts, gaps=answer.gaps, classes=answer.classes, breakdowns=breakdowns)
+    return DiskIO(rows=rows, classes=tuple(classes.values()), breakdowns=breakdowns)
 
 
 # ---- part 1 ---------------------------------------------------------------------------------------------------------

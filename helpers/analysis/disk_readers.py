@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from helpers.analysis.disk_reads import DiskReads, reads_of
 from helpers.analysis.matching import QuestionRow, homework_rows
@@ -68,7 +69,16 @@ class ReaderRun:
 class DiskReaders(Answer):
     """The runs behind the answer, by row id: none, one or both."""
 
+    question: ClassVar[str] = "q4"
     runs: dict[str, ReaderRun]
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (_compared(self),)
 
     @property
     def ratio(self) -> Value | None:
@@ -85,8 +95,7 @@ def analyze(runs: Iterable[Run]) -> DiskReaders:
         if run is not None:
             shown = QuestionRow(row.id, NAMES[row.id], f"{NAMES[row.id]} reader", run, row is STOCK)
             found[row.id] = ReaderRun(row, run, reads_of(shown, rows))
-    answer = DiskReaders(question="q4", parts=(), runs=found)
-    return DiskReaders(question="q4", parts=(_compared(answer),), runs=found)
+    return DiskReaders(rows=rows, runs=found)
 
 
 def _compared(answer: DiskReaders) -> Part:

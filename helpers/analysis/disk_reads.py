@@ -133,6 +133,8 @@ def markdown(runs: Iterable[Run]) -> str:
     cached = [r for r in reads if r.partly_cached]
     if not cached:
         return "No run read faster than the disk can.\n"
+    if len(cached) == len(reads) and all(r.verdict.startswith("warm") for r in cached):
+        return "**Page cache served the reads of every run**, so none shows the disk.\n"
     served = listed(f"{r.label} ({r.from_page_cache})" for r in cached)
     return (
         f"**Page cache served reads of {served}.** A ratio with one such run also contains the difference between page "

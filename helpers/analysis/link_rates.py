@@ -9,18 +9,19 @@ served, so the disk tier has a rate for each row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helpers.analysis.matching import QuestionRow
-from helpers.analysis.values import ZERO, Interval, pass_time
+from helpers.analysis.values import ZERO, Interval, Value, pass_time
 
 
 @dataclass(frozen=True)
 class PassParts:
-    """Seconds that each part of one row's pass takes alone. `pcie` includes launching the copies; `compute` the
-    kernels. No part is longer than the pass."""
+    """Seconds of one row's pass and of each part alone. `pcie` includes launching the copies, `compute` the kernels.
+    No part is longer than the pass."""
 
+    whole: Value
     compute: Interval
     pcie: Interval
     disk: Interval
@@ -70,13 +71,13 @@ class LinkRates:
 
 def link_rates(rows: Iterable[QuestionRow]) -> LinkRates:
     """Rates and parts from all rows of one batch that have figures."""
-    times = {row.id: (row, time.interval) for row in rows if row.done and (time := pass_time(row.run))}
-    compute = _compute(times.values())
-    pcie = _pcie(times.values(), compute)
-    parts = {row_id: _parts(row, time, compute, pcie) for row_id, (row, time) in times.items()}
-    reading = [row for row, _ in times.values() if row.run.placement.disk_bytes_per_pass]
-    disk_row = max(reading, key=lambda row: row.run.placement.disk_bytes_per_pass, default=None)
-    return LinkRates(compute, pcie, parts, disk_row)
+    timed = [(row, time) for row in rows if row.done and (time := pass_time(row.run))]
+    intervals = [(row, time.interval) for row, time in timed]
+    compute = _compute(intervals)
+    pcie = _pcie(intervals, compute)
+    parts = {row.id: _parts(row, time, compute, pcie) for row, time in timed}
+    reading = [row for row, _ in timed if _moved(row)[1]]
+    return LinkRates(compute, pcie, parts, max(reading, key=lambda row: _moved(row)[1], default=None))
 
 
 def _moved(row: QuestionRow) -> tuple[int, int]:
@@ -84,14 +85,13 @@ def _moved(row: QuestionRow) -> tuple[int, int]:
     return row.run.placement.host_to_device_bytes_per_pass, row.run.placement.disk_bytes_per_pass
 
 
-def _compute(times: Iterable[tuple[QuestionRow, Interval]]) -> Interval:
+def _compute(times: Sequence[tuple[QuestionRow, Interval]]) -> Interval:
     """Every row computes the same, so no pass is shorter; a row that moves nothing does nothing else."""
-    times = list(times)
     shortest = min((time.high for _, time in times), default=math.inf)
     return Interval(max((min(time.low, shortest) for row, time in times if not _moved(row)[0]), default=0.0), shortest)
 
 
-def _pcie(times: Iterable[tuple[QuestionRow, Interval]], compute: Interval) -> Interval | None:
+def _pcie(times: Sequence[tuple[QuestionRow, Interval]], compute: Interval) -> Interval | None:
     lows, highs = [], []
     for row, time in times:
         copied, read = _moved(row)
@@ -105,12 +105,12 @@ def _pcie(times: Iterable[tuple[QuestionRow, Interval]], compute: Interval) -> I
     return Interval(low, high if high >= low else math.inf)  # a row that contradicts the others bounds nothing
 
 
-def _parts(row: QuestionRow, time: Interval, compute: Interval, pcie: Interval | None) -> PassParts:
-    copied, read = _moved(row)
+def _parts(row: QuestionRow, whole: Value, compute: Interval, pcie: Interval | None) -> PassParts:
+    (copied, read), time = _moved(row), whole.interval
     copying = pcie.under(copied) if pcie and copied else ZERO
     copying = Interval(copying.low, min(copying.high, time.high))
     computing = Interval(min(compute.low, time.high), min(compute.high, time.high))
     if not read:
-        return PassParts(computing, copying, ZERO, None)
+        return PassParts(whole, computing, copying, ZERO, None)
     reading = Interval(max(0.0, time.low - computing.high - copying.high), time.high)
-    return PassParts(computing, copying, reading, reading.under(read))
+    return PassParts(whole, computing, copying, reading, reading.under(read))

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from helpers.analysis.disk_reads import DiskReads, reads_of
-from helpers.analysis.link_rates import LinkRates, PassParts, link_rates
+from helpers.analysis.disk_reads import reads_of
+from helpers.analysis.link_rates import LinkRates, link_rates
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
 from helpers.analysis.values import (
     Answer,
     Interval,
     Part,
     Value,
-    gaps,
     listed,
     orders,
-    pass_time,
     plain,
     rate,
     seconds,
     size,
-    throughput,
     times,
     visible_part,
 )
@@ -65,10 +63,12 @@ class Step:
     link: Link | None  # the link that gets more bytes to move; None: FlexGen places both splits alike
     bytes_added: int
     ratio: Value  # throughput before / after
+    base_s: float  # the pass before
     seconds_added: float
     link_interval_s: Interval | None  # what the added bytes take at the link's rate
     may_be_longest_after: tuple[str, ...]
-    ratio_at_one_disk_rate: float | None  # were both rows' reads as slow as the all-disk row's; None: they are
+    cached: tuple[str, ...]  # which of the two rows page cache served better than the all-disk row
+    ratio_at_one_disk_rate: float | None  # had it not; None where it served neither
 
     @property
     def link_seconds(self) -> float | None:
@@ -92,6 +92,7 @@ class Step:
 class OffloadSweep(Answer):
     """The steps between neighbouring rows (and the homework's own), and the rates and parts behind the answer."""
 
+    question: ClassVar[str] = "q1"
     steps: tuple[Step, ...]
     rates: LinkRates
 
@@ -100,27 +101,27 @@ class OffloadSweep(Answer):
         return {i: Terms(p.compute.high, p.pcie.high, p.disk.high) for i, p in self.rates.parts.items()}
 
     @property
-    def parts_of_pass(self) -> dict[str, PassParts]:
-        """By row id."""
-        return self.rates.parts
+    def parts(self) -> tuple[Part, ...]:
+        others = [step for step in self.steps if (step.before.id, step.after.id) not in STEPS]
+        return _within_class(self), _within_pair(self), *([_other_steps(others)] if others else [])
 
     def step(self, before: str, after: str) -> Step | None:
         """The boundary between two of the homework's rows, by their ids."""
         return next((step for step in self.steps if (step.before.id, step.after.id) == (before, after)), None)
 
+    def pairs(self, position: int) -> tuple[Step, Step] | None:
+        """The front and the back step of a class (0: PCIe, 1: disk), where both have figures."""
+        front, back = self.step(*FRONT[position : position + 2]), self.step(*BACK[position : position + 2])
+        return (front, back) if front and back else None
+
 
 def analyze(runs: Iterable[Run]) -> OffloadSweep:
     """The answer to question 1 from whichever splits have figures."""
     rows = homework_rows(runs)
-    shown = [row for row in rows.question("q1") if row.done and throughput(row.run)]
-    rates = link_rates(shown)
+    rates = link_rates(rows.question("q1"))
+    shown = [row for row in rows.question("q1") if row.id in rates.parts]
     steps = tuple(_step(before, after, rates, rows) for before, after in _boundaries(shown))
-    answer = OffloadSweep(question="q1", parts=(), gaps=gaps(rows, "q1"), steps=steps, rates=rates)
-    parts = [_within_class(answer, rows), _within_pair(answer, rows)]
-    homework = {*itertools.pairwise(FRONT), *itertools.pairwise(BACK)}
-    if others := [step for step in steps if (step.before.id, step.after.id) not in homework]:
-        parts.append(_other_steps(others))
-    return OffloadSweep(question="q1", parts=tuple(parts), gaps=answer.gaps, steps=steps, rates=rates)
+    return OffloadSweep(rows=rows, steps=steps, rates=rates)
 
 
 def _boundaries(shown: list[QuestionRow]) -> list[tuple[QuestionRow, QuestionRow]]:
@@ -139,41 +140,33 @@ def _step(before: QuestionRow, after: QuestionRow, rates: LinkRates, rows: Rows)
     # Bytes new on disk always cross PCIe too; a step belongs to PCIe if the disk gets no more.
     link: Link | None = "Disk" if read > 0 else "PCIe" if copied > 0 else None
     added = {"Disk": read, "PCIe": copied}[link] if link else 0
-    parts = rates.parts[after.id]
-    link_rate = parts.disk_rate if link == "Disk" else rates.pcie
-    speed_before, speed_after = throughput(before.run), throughput(after.run)
-    time_before, time_after = pass_time(before.run), pass_time(after.run)
-    assert speed_before and speed_after and time_before and time_after  # `shown` holds no other rows
+    first, last = rates.parts[before.id], rates.parts[after.id]
+    link_rate = last.disk_rate if link == "Disk" else rates.pcie
+    cached = tuple(row.label for row in (before, after) if _helped_by_page_cache(row, rates, rows))
+    at_one_rate = _at_disk_rate(after, rates, rows) / _at_disk_rate(before, rates, rows) if cached else None
     return Step(
         before,
         after,
         link,
         added,
-        speed_before.over(speed_after),
-        time_after.value - time_before.value,
+        last.whole.over(first.whole),
+        first.whole.value,
+        last.whole.value - first.whole.value,
         link_rate.under(added) if link and link_rate else None,
-        parts.may_be_longest,
-        _at_one_disk_rate(before, after, rates, rows),
+        last.may_be_longest,
+        cached,
+        at_one_rate,
     )
 
 
-def _at_one_disk_rate(before: QuestionRow, after: QuestionRow, rates: LinkRates, rows: Rows) -> float | None:
-    """The step's ratio if page cache had served neither row better than the all-disk row."""
-    if rates.disk_row is None:
-        return None
-    slow = pass_time(rates.disk_row.run)
-    assert slow
-    bytes_per_s = rates.disk_row.run.placement.disk_bytes_per_pass / slow.value
-    corrected, cached = [], False
-    for row in (before, after):
-        time = pass_time(row.run)
-        assert time
-        if _helped_by_page_cache(row, rates, rows):
-            cached = True
-            corrected.append(max(time.value, row.run.placement.disk_bytes_per_pass / bytes_per_s))
-        else:
-            corrected.append(time.value)
-    return corrected[1] / corrected[0] if cached else None
+def _at_disk_rate(row: QuestionRow, rates: LinkRates, rows: Rows) -> float:
+    """Seconds of a pass if page cache had served the row no better than the all-disk row."""
+    own = rates.parts[row.id].whole.value
+    if rates.disk_row is None or not _helped_by_page_cache(row, rates, rows):
+        return own
+    slow = rates.parts[rates.disk_row.id].whole.value
+    share = row.run.placement.disk_bytes_per_pass / rates.disk_row.run.placement.disk_bytes_per_pass
+    return max(own, slow * share)
 
 
 def _helped_by_page_cache(row: QuestionRow, rates: LinkRates, rows: Rows) -> bool:
@@ -190,23 +183,15 @@ def _helped_by_page_cache(row: QuestionRow, rates: LinkRates, rows: Rows) -> boo
 # ---- (a) within a class ---------------------------------------------------------------------------------------------
 
 
-def _within_class(sweep: OffloadSweep, rows: Rows) -> Part:
-    classes: list[tuple[str, Step, Step]] = []
-    missing = []
-    for name, position in (("PCIe", 0), ("disk", 1)):
-        front, back = sweep.step(*FRONT[position : position + 2]), sweep.step(*BACK[position : position + 2])
-        if front and back:
-            classes.append((name, front, back))
-        else:
-            missing.append(name)
+def _within_class(sweep: OffloadSweep) -> Part:
+    classes = {name: pair for i, name in enumerate(("PCIe", "disk")) if (pair := sweep.pairs(i))}
     if not classes:
         return Part("(a)", "Can't tell: neither class has both of its ratios.")
     verdict = _class_verdict(classes)
-    if missing:
-        verdict += f" {missing[0]}: can't tell, a ratio is missing."
-    cached = _page_cache_share(sweep, [step for _, *steps in classes for step in steps])
-    first, *others = _class_reasons(sweep, classes) or [""]
-    return visible_part("(a)", verdict, (first, cached, *others), _derivation(sweep, rows))
+    verdict += "".join(f" Can't tell for {name}: a ratio is missing." for name in {"PCIe", "disk"} - set(classes))
+    base, *others = _class_reasons(sweep, list(classes.values())) or [""]
+    cached = _page_cache_shares(sweep, [step for pair in classes.values() for step in pair])
+    return visible_part("(a)", verdict, (base, *cached, *others), _derivation(sweep))
 
 
 def _larger(front: Step, back: Step) -> str:
@@ -216,133 +201,134 @@ def _larger(front: Step, back: Step) -> str:
     return "front" if front.ratio.value > back.ratio.value else "back"
 
 
-def _class_verdict(classes: list[tuple[str, Step, Step]]) -> str:
-    figures = {name: f"{_times(front.ratio)} vs {_times(back.ratio)}" for name, front, back in classes}
-    larger = {name: _larger(front, back) for name, front, back in classes}
-    both = ", ".join(f"{name} {words}" for name, words in figures.items())
+def _class_verdict(classes: dict[str, tuple[Step, Step]]) -> str:
+    figures = {name: f"{_times(front.ratio)} vs {_times(back.ratio)}" for name, (front, back) in classes.items()}
+    larger = {name: _larger(*pair) for name, pair in classes.items()}
     if len(classes) == 2 and len(set(larger.values())) == 1:
-        position = larger["PCIe"]
-        if not position:
+        both = ", ".join(f"{name} {words}" for name, words in figures.items())
+        if not larger["PCIe"]:
             return f"Yes, both pairs of ratios are close: {both}."
-        return f"No. The {position} ratio is larger in both classes: {both}."
-    sentences = []
-    for name, position in larger.items():
-        answer = f"No for {name}: the {position} ratio is larger" if position else f"Yes for {name}"
-        sentences.append(f"{answer} ({figures[name]}).")
-    return " ".join(sentences)
+        return f"No. The {larger['PCIe']} ratio is larger in both classes: {both}."
+    return " ".join(
+        f"No for {name}: the {position} ratio is larger ({figures[name]})."
+        if position
+        else f"Yes for {name} ({figures[name]})."
+        for name, position in larger.items()
+    )
 
 
-def _class_reasons(sweep: OffloadSweep, classes: list[tuple[str, Step, Step]]) -> list[str]:
+def _class_reasons(sweep: OffloadSweep, pairs: list[tuple[Step, Step]]) -> list[str]:
     """Why the ratios differ: how long the passes are that the steps start from, and how much the steps add."""
-    apart = [(front, back) for _, front, back in classes if _larger(front, back)]
-    fronts, backs = [front for front, _ in apart], [back for _, back in apart]
-    still = [step.name for step in (*fronts, *backs) if not step.slows]
+    apart = [pair for pair in pairs if _larger(*pair)]
+    if not apart:
+        everywhere = {parts.longest for parts in sweep.rates.parts.values()}
+        longest = next(iter(everywhere)) if len(everywhere) == 1 else None
+        return [f"The longest part of every pass is {PARTS[longest]}."] if longest else []
+    still = [step.name for pair in apart for step in pair if not step.slows]
     idle = [f"{listed(still)} {'adds' if len(still) == 1 else 'add'} no measurable time."] if still else []
-    shorter_front = all(_base(front) < _base(back) for front, back in apart)
-    if apart and shorter_front and {_larger(*pair) for pair in apart} == {"front"}:
-        dominated = all(sweep.rates.parts[back.before.id].longest == "Disk" for back in backs)
+    slowing = [(front, back) for front, back in apart if front.slows]
+    if slowing and all(_larger(*pair) == "front" and pair[0].base_s < pair[1].base_s for pair in slowing):
+        dominated = all(sweep.rates.parts[back.before.id].longest == "Disk" for _, back in slowing)
         which = " that the disk tier already dominates" if dominated else ""
-        words = f"The back pair starts from {_bases(backs)}{which}, the front pair from only {_bases(fronts)}."
+        words = (
+            f"The back pair starts from {_bases([back for _, back in slowing])}{which}, "
+            f"the front pair from {_bases([front for front, _ in slowing], 'only ')}."
+        )
         more = [
             f"{front.name} also adds more ({seconds(front.seconds_added, 2)} vs {seconds(back.seconds_added, 2)})."
-            for front, back in apart
+            for front, back in slowing
             if back.slows and front.seconds_added > 1.25 * back.seconds_added
         ]
         return [words, *idle, *more]
-    return [*idle, *(f"{step.name} {_adds(step)}." for pair in apart for step in pair)]
+    costs = [
+        f"{step.name} adds {seconds(step.seconds_added, 2)} to a pass of {seconds(step.base_s, 2)}."
+        for pair in apart
+        for step in pair
+        if step.slows
+    ]
+    return [*costs, *idle]
 
 
-def _base(step: Step) -> float:
-    time = pass_time(step.before.run)
-    assert time
-    return time.value
+def _bases(steps: list[Step], only: str = "") -> str:
+    times_ = listed(seconds(step.base_s, 2) for step in steps)
+    return f"passes of {only}{times_}" if len(steps) > 1 else f"a pass of {only}{times_}"
 
 
-def _bases(steps: list[Step]) -> str:
-    times_ = [seconds(_base(step), 2) for step in steps]
-    return f"passes of {listed(times_)}" if len(times_) > 1 else f"a pass of {times_[0]}"
-
-
-def _adds(step: Step) -> str:
-    if step.seconds_added < 0:
-        return f"takes {seconds(-step.seconds_added, 2)} off a pass of {seconds(_base(step), 2)}"
-    return f"adds {seconds(step.seconds_added, 2)} to a pass of {seconds(_base(step), 2)}"
-
-
-def _page_cache_share(sweep: OffloadSweep, steps: list[Step]) -> str:
-    """How much of a ratio comes from page cache that served one row better than the all-disk row."""
-    for step in sorted(steps, key=lambda step: step.link == "Disk"):
+def _page_cache_shares(sweep: OffloadSweep, steps: list[Step]) -> list[str]:
+    """How much of each ratio comes from page cache that served a row better than the all-disk row, largest first;
+    a PCIe step's before a disk step's that is much alike."""
+    found = []
+    for step in steps:
         corrected = step.ratio_at_one_disk_rate
-        if corrected is not None and sweep.rates.disk_row and not Value.of(corrected).is_close_to(step.ratio):
-            helped = step.after if corrected > step.ratio.value else step.before
+        if corrected and sweep.rates.disk_row and not Value.of(corrected).is_close_to(step.ratio):
+            change = abs(math.log2(corrected / step.ratio.value))
             at = f"At {sweep.rates.disk_row.label}'s disk rate {step.name} is {plain(corrected, 4)}"
-            return f"{at}: page cache served part of {helped.label}."
-    return ""
+            found.append((-round(change), step.link == "Disk", f"{at}: page cache served {listed(step.cached)}."))
+    return [words for *_, words in sorted(found)]
 
 
 # ---- (b) within a pair ----------------------------------------------------------------------------------------------
 
 
-def _within_pair(sweep: OffloadSweep, rows: Rows) -> Part:
+def _within_pair(sweep: OffloadSweep) -> Part:
     found: dict[str, tuple[str, str]] = {}  # pair: the larger link, "" for neither; figures
+    shorter_base = False
     for name, ids in (("front", FRONT), ("back", BACK)):
         pcie, disk = sweep.step(ids[0], ids[1]), sweep.step(ids[1], ids[2])
         if pcie and disk:
-            larger = "" if not pcie.ratio.differs_from(disk.ratio) else "disk"
-            larger = "PCIe" if larger and pcie.ratio.value > disk.ratio.value else larger
+            apart = pcie.ratio.differs_from(disk.ratio)
+            larger = "" if not apart else "PCIe" if pcie.ratio.value > disk.ratio.value else "disk"
+            shorter_base |= larger == "PCIe" and pcie.base_s < disk.base_s
             ordered = (pcie, disk) if larger == "PCIe" else (disk, pcie)
             found[name] = larger, " vs ".join(_times(step.ratio) for step in ordered)
-    if not found:
-        return Part("(b)", "Can't tell: neither pair has both of its ratios.", _rates_in_words(sweep, set(), rows))
     winners = {larger for larger, _ in found.values()}
-    if len(found) == 2 and len(winners) == 1:
-        figures = " and ".join(words for _, words in found.values())
-        winner = next(iter(winners))
-        verdict = (
-            f"{winner[:1].upper()}{winner[1:]}, in both pairs: {figures}."
-            if winner
-            else f"Neither: the ratios differ by less than the figures spread ({figures})."
-        )
+    if not found:
+        verdict = "Can't tell: neither pair has both of its ratios."
+    elif len(found) == 2 and len(winners) == 1:
+        figures, winner = " and ".join(words for _, words in found.values()), next(iter(winners))
+        verdict = f"Neither: the ratios differ by less than the figures spread ({figures})."
+        if winner:
+            verdict = f"{winner[:1].upper()}{winner[1:]}, in both pairs: {figures}."
     else:
         sentences = [f"{name.capitalize()} pair: {larger or 'neither'} ({f})." for name, (larger, f) in found.items()]
         sentences += [f"{n.capitalize()} pair: can't tell." for n in ("front", "back") if n not in found]
         verdict = " ".join(sentences)
-    return Part("(b)", verdict, _rates_in_words(sweep, winners, rows))
+    why = "A PCIe ratio can still be larger, because its step starts from a shorter pass."
+    faster = sweep.rates.faster_link == "PCIe"
+    return visible_part("(b)", verdict, (_rates_in_words(sweep), why if shorter_base and faster else ""))
 
 
-def _rates_in_words(sweep: OffloadSweep, winners: set[str], rows: Rows) -> str:
+def _rates_in_words(sweep: OffloadSweep) -> str:
     rates = sweep.rates
     if rates.pcie is None or rates.disk is None or rates.disk_row is None or rates.pcie_over_disk is None:
-        return "" if rates.pcie or rates.disk else "No row shows a link's rate."
-    reads = reads_of(rates.disk_row, rows)
-    tier = "the disk" + (f" tier ({_page_cache(reads)})" if reads and reads.partly_cached and not reads.paced else "")
-    words = f"PCIe sustains {rates.pcie.words(_rate)} here and {tier} {rates.disk.words(_rate)}"
+        return ""
+    words = f"PCIe sustains {rates.pcie.words(_rate)} here and {_tier(sweep)} {rates.disk.words(_rate)}"
     factor = rates.pcie_over_disk
     if rates.faster_link is None:
-        return f"{words}: too close to say which link is slower."
-    low, high = factor.low, factor.high
+        return f"{words}, which doesn't decide which link is slower."
     words += f", {factor.words(lambda value: plain(value, 2))} times less"
-    if low >= 10:
-        words += f": {orders(low, high)}"
-    elif high < 10:
+    if factor.low >= 10:
+        words += f": {orders(factor.low, factor.high)}"
+    elif factor.high < 10:
         words += ": less than an order of magnitude"
-    words += "."
-    if "PCIe" in winners:
-        words += " A PCIe ratio can still be larger, because its step starts from a shorter pass."
-    return words
+    return f"{words}."
 
 
-def _page_cache(reads: DiskReads) -> str:
+def _tier(sweep: OffloadSweep) -> str:
+    """The disk, or the disk tier where page cache served part of it."""
+    reads = reads_of(sweep.rates.disk_row, sweep.rows) if sweep.rates.disk_row else None
+    if reads is None or reads.paced or not reads.partly_cached:
+        return "the disk"
     share = reads.share_from_disk
-    if share is None:
-        return "partly page cache"
-    return "page cache" if share == 0 else f"{plain(100 * share, 2)} % from the disk itself"
+    if share is None or reads.verdict.startswith("warm"):
+        return f"the disk tier ({'partly ' if share is None else ''}page cache)"
+    return f"the disk tier ({plain(100 * share, 2)} % from the disk itself)"
 
 
 # ---- details --------------------------------------------------------------------------------------------------------
 
 
-def _derivation(sweep: OffloadSweep, rows: Rows) -> str:
+def _derivation(sweep: OffloadSweep) -> str:
     rates, lines = sweep.rates, []
     if rates.pcie:
         tier = (
@@ -351,15 +337,9 @@ def _derivation(sweep: OffloadSweep, rows: Rows) -> str:
         lines.append(
             "Each row bounds each link: bytes / pass time from below, bytes / (pass time - other parts) from above. "
             f"Together: PCIe {rates.pcie.words(_rate)}{tier}. Computing, kernel launches included, takes "
-            f"{rates.compute.words(lambda value: seconds(value, 2))} of each pass.\n"
+            f"{rates.compute.words(_seconds)} of each pass.\n"
         )
-    lines += [f"- {_bound(step)}" for step in sweep.steps]
-    for row in rows.question("q1"):
-        own = rates.parts[row.id].disk_rate if row.id in rates.parts else None
-        if own and rates.disk and rates.disk_row and own.low > rates.disk.high:
-            cause = ": page cache served part of its reads." if _helped_by_page_cache(row, rates, rows) else "."
-            lines.append(f"- {row.label} read at {own.words(_rate)}, faster than {rates.disk_row.label}{cause}")
-    return "\n".join(lines)
+    return "\n".join((*lines, *(f"- {_bound(step)}" for step in sweep.steps)))
 
 
 def _bound(step: Step) -> str:
@@ -370,18 +350,16 @@ def _bound(step: Step) -> str:
     if not step.slows:
         change = "not slower" if not Value.of(1.0).exceeds(step.ratio) else "faster"
         return where + f"{more}, and the run is {change}."
-    words = where + f"{more}; a pass takes {seconds(step.seconds_added, 2)} longer"
+    words = where + f"{more}; a pass takes {_seconds(step.seconds_added)} longer"
     if step.link_interval_s is not None:
-        words += f", and those bytes take {step.link_interval_s.words(lambda value: seconds(value, 2))}"
+        words += f", and those bytes take {step.link_interval_s.words(_seconds)}"
         if step.link_interval_s.high < 0.5 * step.seconds_added:
             words += ", so most of the step isn't that link"
-    if step.longest_after:
-        return words + f". Longest part of a pass then: {PARTS[step.longest_after]}."
-    return words + f". Longest part of a pass then: {' or '.join(PARTS[n] for n in step.may_be_longest_after)}."
+    return words + f". Longest part of a pass then: {' or '.join(PARTS[name] for name in step.may_be_longest_after)}."
 
 
 def _other_steps(steps: list[Step]) -> Part:
-    sentences = [f"{step.name} {_times(step.ratio)}{ADDS[step.link]}" for step in steps]
+    sentences = [f"{step.name} {_times(step.ratio)}{ADDS[step.link] if step.slows else ''}" for step in steps]
     return Part("Other steps:", f"{listed(sentences)}.")
 
 
@@ -391,3 +369,7 @@ def _times(value: Value) -> str:
 
 def _rate(bytes_per_s: float) -> str:
     return rate(bytes_per_s, 2)
+
+
+def _seconds(value: float) -> str:
+    return seconds(value, 2)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from helpers.analysis.matching import QuestionRow, Rows
 from helpers.homework import QUESTIONS
@@ -159,9 +160,16 @@ def visible_part(title: str, verdict: str, reasons: Iterable[str], details: str 
 class Answer:
     """The worded answer to a question: first what is missing or was disturbed, then each part."""
 
-    question: str
-    parts: tuple[Part, ...]
-    gaps: tuple[str, ...] = ()
+    question: ClassVar[str]
+    rows: Rows
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        return gaps(self.rows, self.question)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        raise NotImplementedError
 
     @property
     def markdown(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from helpers.analysis.disk_reads import DiskReads, reads_of
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
@@ -11,7 +12,6 @@ from helpers.analysis.values import (
     Answer,
     Part,
     Value,
-    gaps,
     pass_time,
     plain,
     seconds,
@@ -94,7 +94,12 @@ class Change:
 class WeightCompression(Answer):
     """The changes behind the answer to question 3, one for each split that has both runs."""
 
+    question: ClassVar[str] = "q3"
     changes: tuple[Change, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return _costs(self), _magnitude(self)
 
     def change(self, label: str) -> Change | None:
         """(α), (β) or another split's label."""
@@ -123,10 +128,7 @@ def analyze(runs: Iterable[Run]) -> WeightCompression:
         for row in shown
         if row.run.compress_weight and row.label in plain_rows
     )
-    answer = WeightCompression(question="q3", parts=(), gaps=gaps(rows, "q3"), changes=changes)
-    return WeightCompression(
-        question="q3", parts=(_costs(answer), _magnitude(answer)), gaps=answer.gaps, changes=changes
-    )
+    return WeightCompression(rows=rows, changes=changes)
 
 
 def _change(without: QuestionRow, compressed: QuestionRow, rows: Rows) -> Change:
@@ -169,7 +171,7 @@ def _reason(change: Change) -> str:
     if change.direction == "faster":
         return f"{tier}, {moved} per pass: {by} less on a pass of {before}."
     if change.direction == "unchanged":
-        return f"{tier}, {moved} per pass; other costs take up what that saves."
+        return f"{tier}, {moved} per pass, but moving them was hidden, or other costs make up for it."
     return f"{tier}, a pass takes {by} longer although {moved}: {_why_slower(change)}"
 
 
@@ -198,7 +200,7 @@ def _magnitude(answer: WeightCompression) -> Part:
 def _against_bytes(disk: Change) -> str:
     measured = f"{times(disk.ratio.value)}×"
     if disk.direction != "faster":
-        return "(β) gains nothing: other costs outweigh the smaller reads."
+        return "(β) gains nothing."
     if disk.ratio.is_close_to(Value.of(disk.byte_ratio)):
         reasons = {
             0: "reading weights is nearly all of its pass",
