@@ -344,7 +344,7 @@ def test_samples_that_contradict_the_peak_are_second():
 
 
 def test_another_reader_is_second():
-    note = "sda gave 300 MiB more than this run took from it: something else read it too"
+    note = "300 MiB were read from sda by something other than this run"
     found = sampled(notes=(note,))
     assert found.parts[0].reason.startswith("But another process") and "Disturbed" in found.gaps[0]
 

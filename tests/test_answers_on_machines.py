@@ -154,8 +154,8 @@ def test_the_offload_sweep_contradicts_no_machine(machine, extra, missing):
         if step.ratio_at_one_disk_rate is not None:
             assert not machine.cached(rates.disk_row.run)
             assert machine.cached(step.before.run) or machine.cached(step.after.run)
-        if step.link == "PCIe" and step.link_interval_s:
-            assert within(step.link_interval_s, step.bytes_added / machine.pcie)
+        if step.link == "PCIe" and step.link_s:
+            assert within(step.link_s, step.bytes_added / machine.pcie)
     _dominated_passes(machine, found)
 
 

@@ -32,7 +32,6 @@ from helpers.runs import Run
 from helpers.units import GIB
 
 # Shares of the ideal ratio that count as matching it.
-BATCHES = ("q2-b1", "q1-5", "q2-b16")
 SCALES_FROM = 0.95
 ABOVE_FROM = 1.05
 STEADY_WITHIN = 0.05  # wall times this close count as the same

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from helpers.analysis.disk_reads import COLD_FROM, WARM_BELOW, DiskReads, reads_of
+from helpers.analysis.disturbances import another_reader
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
 from helpers.analysis.values import (
     SAME_WITHIN,
@@ -223,7 +224,7 @@ def _disk_part(classes: tuple[DiskClass, ...]) -> Part:
 
 def _disagreement(found: DiskClass) -> str:
     """What speaks against the class: another reader, most samples, or the bytes."""
-    if "something else read" in found.row.disturbance:
+    if another_reader(found.row.run):
         return "But another process was reading, too, so the peak may be its."
     if found.samples_disagreeing * 2 > found.samples:
         side = "below" if found.by_rule == "A" else "at or above"

@@ -40,10 +40,6 @@ class ReaderRun:
     reads: DiskReads | None
 
     @property
-    def point(self) -> Run:
-        return self.run
-
-    @property
     def name(self) -> str:
         return NAMES[self.row.id]
 

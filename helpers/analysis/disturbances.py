@@ -6,14 +6,16 @@ import re
 
 from helpers.runs import Run
 
-# What a note says, and what it is called next to a figure. Groups of the pattern fill the braces.
+# What a note says, and how it is put next to a figure. The pattern's group, if any, fills the braces.
 _NOTES = (
-    (r"core ran at ([\d, ]+) % of the fastest", "the CPU core ran at {0} % of its full speed"),
-    (r"gave ([\d,]+ MiB) more than this run took", "something else read {0} from the disk"),
-    (r"before the run: (\d+) \w+.* on the GPU", "another process was on the GPU"),
-    (r"during the run (\d+) \w+.* came to the GPU", "another process was on the GPU"),
-    (r"\b(?:paused?|suspended|stood still)\b", "the machine paused during the run"),
-    (r"could not keep up|too slow for the emulat", "the CPU could not keep up with the emulation"),
+    (r"core (?:ran at|slowed down to) ([\d, ]+) %", "the CPU core ran at {} % of its full speed"),
+    (
+        r"gave ([\d,]+ MiB) more than this run took|([\d,]+ MiB) were read from \S+ by something other",
+        "{} read by others",
+    ),
+    (r"other process(?:es)? (?:on|came to) the GPU", "another process was on the GPU"),
+    (r"\bpaused?\b|\bsuspended\b|\bstood still\b", "the machine paused during the run"),
+    (r"slower than the emulated GPU in (\d+ of \d+) passes", "the CPU was too slow in {} emulated passes"),
 )
 
 
@@ -23,5 +25,12 @@ def disturbance(run: Run) -> str:
     for note in run.notes:
         for pattern, words in _NOTES:
             if match := re.search(pattern, note):
-                found.append(words.format(*match.groups()))
+                figure = next(filter(None, match.groups()), "")
+                lowest = min(figure.split(", "), key=float) if "%" in words else figure
+                found.append(words.format(lowest))
     return "; ".join(dict.fromkeys(found))
+
+
+def another_reader(run: Run) -> bool:
+    """Whether something else read the disk during the run."""
+    return "read by others" in disturbance(run)

@@ -36,24 +36,6 @@ FRONT, BACK = ("q1-1", "q1-2", "q1-3"), ("q1-3", "q1-4", "q1-5")  # each: a PCIe
 STEPS = (*itertools.pairwise(FRONT), *itertools.pairwise(BACK))
 
 
-def number(row: QuestionRow | str) -> str:
-    """(1) for q1-1, as the homework writes it."""
-    return row.label if isinstance(row, QuestionRow) else f"({row[-1]})"
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The most seconds of a pass that each part takes."""
-
-    compute: float
-    host_to_device: float
-    disk: float
-
-    @property
-    def by_name(self) -> dict[str, float]:
-        return {"compute": self.compute, "PCIe": self.host_to_device, "Disk": self.disk}
-
-
 @dataclass(frozen=True)
 class Step:
     """The boundary between two splits. Times are seconds of a pass."""
@@ -65,15 +47,10 @@ class Step:
     ratio: Value  # throughput before / after
     base_s: float  # the pass before
     seconds_added: float
-    link_interval_s: Interval | None  # what the added bytes take at the link's rate
+    link_s: Interval | None  # what the added bytes take at the link's rate
     may_be_longest_after: tuple[str, ...]
     cached: tuple[str, ...]  # which of the two rows page cache served better than the all-disk row
     ratio_at_one_disk_rate: float | None  # had it not; None where it served neither
-
-    @property
-    def link_seconds(self) -> float | None:
-        """The most that the added bytes take."""
-        return self.link_interval_s.high if self.link_interval_s else None
 
     @property
     def longest_after(self) -> str | None:
@@ -95,10 +72,6 @@ class OffloadSweep(Answer):
     question: ClassVar[str] = "q1"
     steps: tuple[Step, ...]
     rates: LinkRates
-
-    @property
-    def terms(self) -> dict[str, Terms]:
-        return {i: Terms(p.compute.high, p.pcie.high, p.disk.high) for i, p in self.rates.parts.items()}
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -351,9 +324,9 @@ def _bound(step: Step) -> str:
         change = "not slower" if not Value.of(1.0).exceeds(step.ratio) else "faster"
         return where + f"{more}, and the run is {change}."
     words = where + f"{more}; a pass takes {_seconds(step.seconds_added)} longer"
-    if step.link_interval_s is not None:
-        words += f", and those bytes take {step.link_interval_s.words(_seconds)}"
-        if step.link_interval_s.high < 0.5 * step.seconds_added:
+    if step.link_s is not None:
+        words += f", and those bytes take {step.link_s.words(_seconds)}"
+        if step.link_s.high < 0.5 * step.seconds_added:
             words += ", so most of the step isn't that link"
     return words + f". Longest part of a pass then: {' or '.join(PARTS[name] for name in step.may_be_longest_after)}."
 

@@ -95,17 +95,17 @@ def offload_sweep_parts(runs: Iterable[Run]) -> Plot:
     """Seconds of a pass that computing, PCIe and the disk tier would each take alone, next to the measured pass."""
     runs = tuple(runs)
     title, name, rows = "Parts of a pass, each alone", "q1_parts", homework_rows(runs).question("q1")
-    terms = analysis.offload_sweep.analyze(runs).terms
-    if not terms:
+    found = analysis.offload_sweep.analyze(runs).rates.parts
+    if not found:
         return nothing(name, title)
     figure, (axes,) = canvas(title, [row.run for row in rows], bars=len(rows))
     parts = (
         ("computing", "compute", BLUE),
-        ("PCIe (host to device), at most", "host_to_device", ORANGE),
-        ("disk tier, at most", "disk", GREEN),
+        ("PCIe (host to device), at most", "PCIe", ORANGE),
+        ("disk tier, at most", "Disk", GREEN),
     )
     groups = [
-        (label, colour, [_value(getattr(terms[row.id], part)) if row.id in terms else None for row in rows])
+        (label, colour, [_value(found[row.id].by_name[part].high) if row.id in found else None for row in rows])
         for label, part, colour in parts
     ]
     groups.append(("whole pass", GREY, [pass_time(row.run) for row in rows]))

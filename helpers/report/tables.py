@@ -12,7 +12,7 @@ from helpers.analysis.disk_readers import ReaderRun
 from helpers.analysis.disk_reads import DiskReads
 from helpers.analysis.disturbances import disturbance
 from helpers.analysis.matching import QuestionRow, homework_rows, names
-from helpers.analysis.offload_sweep import Step, number
+from helpers.analysis.offload_sweep import Step
 from helpers.analysis.values import (
     Value,
     in_line,
@@ -138,13 +138,11 @@ OFFLOAD_SWEEP = _run_columns(_THROUGHPUT, _PEAK, labels=(Column("Setting", "", l
 OFFLOAD_SWEEP_RATIOS: tuple[Column[Step], ...] = (
     Column("Boundary", "boundary", lambda step: step.name),
     Column("", "ratio", lambda step: step.ratio, ranged=True),
-    Column(
-        "Ratio", "", lambda step: step.ratio and f"{number(step.before)} / {number(step.after)} = {ratio(step.ratio)}"
-    ),
+    Column("Ratio", "", lambda step: f"{step.before.label} / {step.after.label} = {ratio(step.ratio)}"),
     Column("Dominant bottleneck (PCIe / Disk)", "link_added", lambda step: step.link),
     Column("", "bytes_added_per_pass", lambda step: step.bytes_added),
     Column("Added per pass", "seconds_added_per_pass", lambda step: step.seconds_added, seconds),
-    Column("", "link_seconds_per_pass", lambda step: step.link_seconds),
+    Column("", "link_seconds_per_pass", lambda step: step.link_s and step.link_s.high),
     Column(
         "Longest part of the pass after it",
         "longest_part_after",
@@ -325,8 +323,8 @@ DISK_READERS: tuple[Column[ReaderRun], ...] = (
     Column("Disk rate", "disk_bytes_per_s", lambda line: line.disk_bytes_per_s, rate),
     Column("Reads", "", lambda line: line.reads and line.reads.verdict),
     Column("", "notes", lambda line: "; ".join(line.own_notes)),
-    *attributes(lambda line: line.point, "repeats", "page_cache"),
-    *_about(lambda line: line.point),
+    *attributes(lambda line: line.run, "repeats", "page_cache"),
+    *_about(lambda line: line.run),
 )
 
 
@@ -354,7 +352,7 @@ def disk_readers(runs: Iterable[Run]) -> Table:
     )
     caption = "Two readers of the disk tier, 100 % disk, page cache dropped."
     lines = tuple(found.runs.values())
-    return build("disk_readers", caption, (*DISK_READERS, against), lines, provenance([line.point for line in lines]))
+    return build("disk_readers", caption, (*DISK_READERS, against), lines, provenance([line.run for line in lines]))
 
 
 # ---- every run ------------------------------------------------------------------------------------------------------
