@@ -194,7 +194,7 @@ def _watch(notebook: str, file: Path, ended: threading.Event, say: Callable[[str
             sys.stderr.flush()
         elif now and now.run > shown:
             shown = now.run
-            say(in_a_line(notebook, now, time.monotonic() - began_s))
+            say(in_a_line(notebook, now._replace(phase=""), time.monotonic() - began_s))
     if in_place:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
@@ -204,8 +204,7 @@ def in_a_line(notebook: str, now: progress.Progress | None, elapsed_s: float, co
     """The progress in one line, what changes first: a narrow terminal cuts the end off."""
     words = [notebook]
     if now:
-        words.append(f"run {now.run}/{now.runs}")
-        words.append(now.phase or "starting")
+        words += [f"run {now.run}/{now.runs}", now.phase]
         words += [f"{forecast.in_words(now.left_s)} left"] if now.left_s is not None else []
-    line = f"{', '.join(words)}, {elapsed_s:.0f} s so far" + (f": {now.settings}" if now else "")
+    line = f"{', '.join(filter(None, words))}, {elapsed_s:.0f} s so far" + (f": {now.settings}" if now else "")
     return line[: columns - 1]

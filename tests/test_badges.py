@@ -1,4 +1,4 @@
-"""Badges: each opens the very notebook it stands in, and one command stamps them all, and the first cells, alike."""
+"""Each badge opens its own notebook; one command stamps all badges and set-up cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of what is stamped."""
+    """A copy of the files that get stamped."""
     shutil.copy(paths.ROOT / "README.md", tmp_path)
     shutil.copytree(paths.ROOT / "notebooks", tmp_path / "notebooks")
     return tmp_path
@@ -34,7 +34,7 @@ def links_in(text):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_has_one_badge_and_it_opens_that_notebook(path):
+def test_a_notebook_has_one_badge_that_opens_it(path):
     ((repository, file),) = links(path)
     assert file == f"notebooks/{path.name}"
     head = nbformat.read(path, 4).cells[0].source
@@ -52,7 +52,7 @@ def test_every_badge_points_to_one_repository():
     assert len({repository for path in (paths.ROOT / "README.md", *NOTEBOOKS) for repository, _ in links(path)}) == 1
 
 
-def test_nobody_owns_what_an_unstamped_badge_points_to():
+def test_an_unstamped_badge_points_to_no_possible_account():
     assert not re.fullmatch(badges.REPOSITORY, badges.UNSTAMPED)
 
 
@@ -75,7 +75,7 @@ def test_stamping_twice_changes_nothing_the_second_time(project):
 
 
 @pytest.mark.parametrize("wrong", ["", "lab", "a/b/c", "https://github.com/a/b", "a b/c", "-a/b", 'a/b"; import os'])
-def test_what_is_no_repository_is_refused_and_nothing_is_changed(project, wrong):
+def test_a_wrong_repository_is_refused_and_nothing_changes(project, wrong):
     before = (project / "README.md").read_bytes()
     with pytest.raises(Refused, match="OWNER/NAME"):
         badges.stamp(wrong, project)
@@ -99,7 +99,7 @@ def test_the_repository_is_that_of_the_git_remote(tmp_path, url):
 
 
 @pytest.mark.parametrize("url", [None, "/srv/git/lab.git", "https://gitlab.com/somebody/lab"])
-def test_without_a_remote_on_github_the_command_says_how_to_name_one(tmp_path, url):
+def test_without_a_github_remote_the_command_asks_for_one(tmp_path, url):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     if url:
         subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", url], check=True)

@@ -144,7 +144,7 @@ def test_an_unpublished_copy_gives_both_ways_out_in_one_sentence(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harmless(tmp_path):
+def test_the_real_cell_checks_the_machine_and_can_run_twice(tmp_path):
     before = packages.installed()
     ran = run_cell(paths.ROOT / "notebooks", times=2, python=sys.executable)
     assert ran.returncode == 0, ran.stderr
@@ -157,7 +157,7 @@ def test_in_the_real_project_it_checks_a_line_each_and_running_it_twice_is_harml
     assert packages.installed() == before
 
 
-def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
+def test_set_up_starts_with_the_standard_library_alone():
     ran = subprocess.run(
         [
             sys.executable,
@@ -176,7 +176,7 @@ def test_it_needs_nothing_but_python_until_it_has_installed_the_rest():
 
 
 def wheel(folder: Path, name: str, version: str, needs: str = "") -> None:
-    """A package with nothing in it but its name, version and one requirement."""
+    """An empty package with a name, a version and one requirement."""
     info = f"{name}-{version}.dist-info"
     needed = f"Requires-Dist: {needs}\n" if needs else ""
     files = {
@@ -191,7 +191,7 @@ def wheel(folder: Path, name: str, version: str, needs: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """A Python of its own with `frontend` 1.0; a registry with 2.0 of it, and applications that want either."""
+    """A Python with `frontend` 1.0, and a registry with 2.0 and applications that need one or the other."""
     folder = tmp_path_factory.mktemp("image")
     registry = folder / "wheels"
     registry.mkdir()
@@ -220,7 +220,7 @@ def image(tmp_path_factory):
     return install
 
 
-def test_pip_may_not_change_what_is_there_to_install_what_is_missing(image):
+def test_installing_changes_no_installed_package(image):
     before = json.loads(image("frontend>=1  # there\n").stdout)[1]
     installed, after = json.loads(image("# why\n\nfrontend>=1   # there\napp>=1  # missing\n").stdout)
     assert installed == ["app 1.0"], "the newest app would have taken frontend to 2.0"
@@ -229,7 +229,7 @@ def test_pip_may_not_change_what_is_there_to_install_what_is_missing(image):
     assert (again, unchanged) == ([], after)
 
 
-def test_what_cannot_be_had_without_a_change_is_refused_with_pips_reason_and_nothing_is_changed(image):
+def test_a_conflict_is_refused_with_pips_reason(image):
     before = json.loads(image("frontend\n").stdout)[1]
     ran = image("greedy>=1\n")
     assert ran.returncode != 0
@@ -238,7 +238,7 @@ def test_what_cannot_be_had_without_a_change_is_refused_with_pips_reason_and_not
     assert json.loads(image("frontend\n").stdout)[1] == before
 
 
-def test_the_meta_package_that_opens_notebooks_is_not_asked_for_in_one(tmp_path):
+def test_jupyter_itself_is_never_installed(tmp_path):
     (tmp_path / "requirements.txt").write_text("jupyter>=1.0\nno-such-package-here>=2\n")
     assert packages.missing(tmp_path / "requirements.txt") == ["no-such-package-here>=2"]
 
@@ -254,7 +254,7 @@ def test_the_meta_package_that_opens_notebooks_is_not_asked_for_in_one(tmp_path)
         ("", False),
     ],
 )
-def test_versions_that_pip_cannot_compare_are_left_out_of_its_constraints(version, can_be_pinned):
+def test_versions_unknown_to_pip_are_no_constraints(version, can_be_pinned):
     assert bool(packages.VERSION.fullmatch(version)) == can_be_pinned
 
 
@@ -263,7 +263,7 @@ def test_versions_that_pip_cannot_compare_are_left_out_of_its_constraints(versio
 
 @pytest.fixture
 def apt(tmp_path, monkeypatch):
-    """An apt-get in a PATH without iostat: notes how it was called, and does what the test gives it to do."""
+    """A stand-in for apt-get, in a PATH without iostat: logs its calls and runs a script."""
     folder = tmp_path / "bin"
     folder.mkdir()
 
@@ -278,7 +278,7 @@ def apt(tmp_path, monkeypatch):
     return with_script
 
 
-def test_iostat_comes_from_apt_after_an_update_if_need_be(apt, tmp_path):
+def test_iostat_is_installed_by_apt_after_an_update(apt, tmp_path):
     calls = apt(
         f'if test "$1" = install; then test -e {tmp_path}/lists || exit 100; '
         f"touch {tmp_path}/bin/iostat; chmod +x {tmp_path}/bin/iostat; else touch {tmp_path}/lists; fi"
@@ -290,19 +290,19 @@ def test_iostat_comes_from_apt_after_an_update_if_need_be(apt, tmp_path):
     assert len(calls.read_text().splitlines()) == 3
 
 
-def test_where_apt_does_not_let_us_we_go_on(apt):
+def test_a_failing_apt_is_no_error(apt):
     apt("exit 100")
     packages.install_iostat()
     assert shutil.which("iostat") is None
 
 
-def test_an_apt_that_hangs_is_left(apt, monkeypatch):
+def test_a_hanging_apt_is_given_up(apt, monkeypatch):
     monkeypatch.setattr(packages, "APT_LIMIT_S", 0.2)
     apt("while :; do :; done")
     packages.install_iostat()
 
 
-def test_results_on_drive_are_for_colab_only(tmp_path):
+def test_drive_is_refused_outside_colab(tmp_path):
     colab.mount_drive(tmp_path)  # not on Drive: nothing to do
     with pytest.raises(Refused, match="in Colab only"):
         colab.mount_drive(Path("/content/drive/MyDrive/offload-lab"))
@@ -311,14 +311,14 @@ def test_results_on_drive_are_for_colab_only(tmp_path):
 # ---------------------------------------------------------------- doctor and what the homework will take
 
 
-def test_weights_and_offload_files_on_drive_are_warned_of(monkeypatch, tmp_path):
+def test_weights_on_drive_give_a_warning(monkeypatch, tmp_path):
     drive = disks.Disk(None, "fuse.drive", "FUSE", is_network=True)
     monkeypatch.setattr(disks, "disk_of", lambda path: drive)
     (found,) = (check for check in doctor.check(tmp_path) if check.name == "disk")
     assert found.status == "warn" and "OFFLOAD_LAB_HOME" in found.text and "fuse.drive" in found.text
 
 
-def test_memory_that_passes_for_a_disk_fails(monkeypatch, tmp_path):
+def test_a_disk_in_memory_fails_the_check(monkeypatch, tmp_path):
     monkeypatch.setattr(disks, "disk_of", lambda path: disks.Disk(None, "tmpfs", "memory", is_memory=True))
     checks = doctor.check(tmp_path)
     assert not doctor.as_json(checks)["ready"]
@@ -331,7 +331,7 @@ def test_a_package_too_old_is_named(monkeypatch, tmp_path):
     assert found.status == "FAIL" and "pandas" in found.text and ">=99" in found.text
 
 
-def test_weights_that_are_there_are_known_without_making_any(tmp_path):
+def test_kept_weights_are_recognised_without_writing(tmp_path):
     assert store.kept("opt-mini", tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     made = store.prepare("opt-mini", lambda text: None, tmp_path)
@@ -341,7 +341,7 @@ def test_weights_that_are_there_are_known_without_making_any(tmp_path):
     assert store.kept("opt-mini", tmp_path) is None
 
 
-def test_doctor_on_the_command_line_says_the_same_and_its_exit_code_follows(tmp_path):
+def test_doctor_prints_the_checks_and_its_exit_code_follows(tmp_path):
     command = [sys.executable, "-m", "helpers", "doctor"]
     plain = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True)
     as_json = subprocess.run([*command, "--json"], cwd=paths.ROOT, capture_output=True, text=True)
@@ -350,14 +350,14 @@ def test_doctor_on_the_command_line_says_the_same_and_its_exit_code_follows(tmp_
     assert plain.returncode == as_json.returncode == (0 if report["ready"] else 1)
 
 
-def test_the_homework_is_run_once_whatever_questions_share(tmp_path):
+def test_shared_runs_are_forecast_once(tmp_path):
     forecasts = forecast.of_homework("emulated", tmp_path)
     distinct = {run.key for question in homework.QUESTIONS for run in homework.plan(question, "emulated").values()}
     assert sum(found.runs for found in forecasts.values()) == len(distinct)
     assert all(found.seconds > 0 for found in forecasts.values())
 
 
-def test_what_is_known_costs_nothing(tmp_path, monkeypatch):
+def test_known_runs_cost_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "without_figures", lambda runs, output: [])
     found = forecast.of(homework.plan("q1", "emulated"), tmp_path)
     assert (found.runs, found.known, found.seconds) == (0, 5, 0)
@@ -372,7 +372,7 @@ def a_gpu(name, monkeypatch):
     monkeypatch.setattr(lab, "describe_machine", lambda device: here)
 
 
-def test_a_run_that_will_not_fit_is_said_before_it_starts(tmp_path, monkeypatch):
+def test_the_plan_names_runs_that_will_not_fit(tmp_path, monkeypatch):
     a_gpu("Tesla T4", monkeypatch)
     small = limits.MemoryAllowance(9 * 2**30, 9 * 2**30, "RAM", "RAM")
     monkeypatch.setattr(limits, "memory_allowance", lambda: small)
@@ -382,7 +382,7 @@ def test_a_run_that_will_not_fit_is_said_before_it_starts(tmp_path, monkeypatch)
     assert "q1-4 will be refused" in str(found) and "9.0 GiB are free" in str(found)
 
 
-def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_path, monkeypatch):
+def test_only_a_t4_has_a_forecast_without_a_profile(tmp_path, monkeypatch):
     runs = homework.plan("q1", "cuda")
     a_gpu("Tesla T4", monkeypatch)
     found = forecast.of(runs, tmp_path)
@@ -396,14 +396,14 @@ def test_a_t4_is_predicted_from_published_figures_and_an_unknown_gpu_is_not(tmp_
     assert unknown.seconds is None and "not known" in str(unknown)
 
 
-def test_a_profile_of_an_earlier_version_is_said_in_the_plan(tmp_path, monkeypatch):
+def test_the_plan_mentions_an_outdated_profile(tmp_path, monkeypatch):
     (tmp_path / profiles.PROFILE_NAME).write_text('{"name": "Some GPU"}')
     for name in ("Some GPU", "Tesla T4"):
         a_gpu(name, monkeypatch)
         assert "run notebook 00 again" in str(forecast.of(homework.plan("q1", "cuda"), tmp_path))
 
 
-def test_what_the_homework_does_not_ask_for_is_left_out_where_it_is_dear(tmp_path, monkeypatch):
+def test_optional_runs_are_skipped_where_they_take_long(tmp_path, monkeypatch):
     runs = homework.plan("q4", "cuda")
     a_gpu("Tesla T4", monkeypatch)
     left, dear = forecast.affordable(runs, tmp_path)
@@ -443,7 +443,7 @@ def test_a_skipped_run_comes_with_the_command_that_measures_it(tmp_path, monkeyp
     assert measured == [page.settings(homework.QUESTIONS["q4"])["q4-disk-cold"]]
 
 
-def test_a_machine_that_was_measured_is_predicted_from_that(tmp_path, monkeypatch):
+def test_a_measured_machine_is_forecast_from_its_profile(tmp_path, monkeypatch):
     runs = homework.plan("q1", "cuda")
     a_gpu("Some GPU", monkeypatch)
     faster = profiles.T4_COLAB.model_copy(update={"name": "Some GPU", "disk_gb_s": 1.0})
@@ -457,7 +457,7 @@ def test_a_machine_that_was_measured_is_predicted_from_that(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("seconds, words", [(2, "5 s"), (47, "45 s"), (89, "90 s"), (91, "2 min"), (560, "9 min")])
-def test_a_forecast_is_no_more_exact_than_it_is(seconds, words):
+def test_forecasts_are_rounded(seconds, words):
     assert forecast.in_words(seconds) == f"about {words}"
 
 

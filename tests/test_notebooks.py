@@ -40,7 +40,7 @@ def test_it_is_a_valid_notebook_without_output(name):
 
 
 @every_notebook
-def test_its_head_says_what_it_is_what_it_asks_and_what_it_takes(name):
+def test_its_head_has_a_question_and_the_time_it_takes(name):
     head = NOTEBOOKS[name].cells[0]
     assert head.cell_type == "markdown" and head.source.startswith("# ")
     assert "?" in head.source and "**Takes**" in head.source

@@ -45,7 +45,7 @@ def test_a_table_file_tells_where_its_figures_are_from(page):
 
 
 @pytest.mark.parametrize("question", homework.QUESTIONS)
-def test_what_all_tables_share_is_shown_once_before_the_runs(page, question):
+def test_what_all_tables_share_is_shown_once_first(page, question):
     where, shown = page
     where.run(homework.QUESTIONS[question])
     text = shown[0]

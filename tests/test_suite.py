@@ -24,7 +24,7 @@ PARAMETERS = 'output_dir = ""\nfresh = False'
 
 @pytest.fixture
 def notebooks(tmp_path, monkeypatch):
-    """A folder of notebooks made of these cells, in place of the project's."""
+    """Make notebooks from cells, in a folder that stands in for the project's."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
     monkeypatch.setattr(suite, "NOTEBOOK_FOLDER", folder)
@@ -60,7 +60,7 @@ def nothing_runs(monkeypatch):
         (["q1", "q2"], {"output_dir": "", "splits": {}}, "'splits'"),
     ],
 )
-def test_what_a_notebook_does_not_have_is_refused_before_any_runs(names, parameters, named, tmp_path, nothing_runs):
+def test_unknown_notebooks_and_parameters_are_refused_first(names, parameters, named, tmp_path, nothing_runs):
     """papermill would log a warning and run the defaults."""
     with pytest.raises(Refused) as refused:
         suite.run(names, parameters, tmp_path / "out")
@@ -68,12 +68,12 @@ def test_what_a_notebook_does_not_have_is_refused_before_any_runs(names, paramet
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused_before_any_runs(nothing_runs):
+def test_a_read_only_output_folder_is_refused_first(nothing_runs):
     with pytest.raises(Refused, match="/proc/nowhere"):
         suite.run(["q1"], {}, Path("/proc/nowhere"))
 
 
-def test_a_report_of_nothing_is_refused(tmp_path):
+def test_a_report_without_runs_is_refused(tmp_path):
     with pytest.raises(Refused):
         suite.write_report(tmp_path)
 
@@ -81,7 +81,7 @@ def test_a_report_of_nothing_is_refused(tmp_path):
 # ---- a notebook fails
 
 
-def test_a_notebook_that_fails_is_kept_and_named_and_the_next_one_runs(notebooks, tmp_path):
+def test_a_failed_notebook_is_kept_and_the_next_one_runs(notebooks, tmp_path):
     notebooks(
         bad=["print('before')", "raise ValueError('first line\\nsecond line')", "print('after')"],
         killed=["import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"],
@@ -96,7 +96,7 @@ def test_a_notebook_that_fails_is_kept_and_named_and_the_next_one_runs(notebooks
     assert bad.executed.parent == tmp_path / "out" / "notebooks"
 
 
-def test_a_notebook_runs_in_its_folder_whatever_the_callers(notebooks, tmp_path, monkeypatch):
+def test_a_notebook_runs_in_its_own_folder(notebooks, tmp_path, monkeypatch):
     notebooks(where=["import os\nprint('in', os.getcwd())"])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -106,8 +106,8 @@ def test_a_notebook_runs_in_its_folder_whatever_the_callers(notebooks, tmp_path,
     assert ran.executed.resolve().parent == elsewhere / "out" / "notebooks"
 
 
-def test_a_kernel_starts_without_a_word_and_leaves_nothing(notebooks, tmp_path, monkeypatch, capfd):
-    """ipykernel 7 warns of TCP, an older one's debugger of frozen modules; from whatever folder both ends meet."""
+def test_a_kernel_starts_quietly_and_leaves_no_files(notebooks, tmp_path, monkeypatch, capfd):
+    """ipykernel 7 would warn about TCP, an older debugger about frozen modules."""
     notebooks(where=["import ipykernel\nprint(ipykernel.get_connection_info())"])
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
         with monkeypatch.context() as patched:
@@ -118,7 +118,7 @@ def test_a_kernel_starts_without_a_word_and_leaves_nothing(notebooks, tmp_path, 
     assert os.listdir(suite.NOTEBOOK_FOLDER) == ["where.ipynb"]
 
 
-def test_where_a_socket_cannot_have_so_long_a_name_a_notebook_runs_all_the_same(notebooks, tmp_path, monkeypatch):
+def test_a_notebook_runs_where_socket_names_are_too_long(notebooks, tmp_path, monkeypatch):
     notebooks(nothing=["print('ran')"])
     scratch = tmp_path / ("deep" * 25)
     scratch.mkdir()
@@ -133,9 +133,9 @@ def test_progress_tells_the_run_and_fits_in_80_columns(notebooks, tmp_path):
     notebooks(runs=[tell + "import time\ntime.sleep(2)"])
     said = []
     suite.run(["runs"], {}, tmp_path / "out", say=said.append)
-    assert said[0] == "1/1 runs" and "run 2/5, measuring, about 2 min left" in said[1]
+    assert said[0] == "1/1 runs" and "run 2/5, about 2 min left" in said[1]
     line = suite.in_a_line("4/7 03_weight_compression", Progress(2, 5, "measuring", 100.0, "x" * 99), 61, 80)
-    assert len(line) < 80 and "run 2/5" in line and "about 2 min left" in line
+    assert len(line) < 80 and "run 2/5, measuring, about 2 min left" in line
 
 
 def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
@@ -148,7 +148,7 @@ def test_fresh_sets_results_aside_and_deletes_nothing(notebooks, tmp_path):
     assert aside.read_text() == "what was measured\n"
 
 
-def test_fresh_twice_in_a_second_keeps_both_and_an_empty_log_is_nothing_to_keep(tmp_path, monkeypatch):
+def test_fresh_twice_in_a_second_keeps_both_logs(tmp_path, monkeypatch):
     log = tmp_path / results.LOG_NAME
     for text in ("first\n", "second\n", "third\n", ""):
         log.write_text(text)
@@ -165,7 +165,7 @@ def test_fresh_twice_in_a_second_keeps_both_and_an_empty_log_is_nothing_to_keep(
 
 @pytest.mark.timeout(600)
 def test_the_whole_homework_from_one_command(tmp_path):
-    """Every notebook, on the emulated GPU, from another folder, into a folder that is not there yet."""
+    """Every notebook on the emulated GPU, from another folder, into a folder that doesn't exist yet."""
     out = tmp_path / "deeper" / "out"
     ran = subprocess.run(
         [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out)],
