@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from helpers import flexgen_command, homework, options, paths
@@ -158,8 +157,22 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--json", action="store_true", help="print one JSON object")
 
     analyze = command("analyze", _analyze, "make tables, plots and answers from figures alone")
-    analyze.add_argument("files", nargs="+", metavar="PATH", help="a .csv of figures or a .jsonl log")
-    analyze.add_argument("--output", required=True, metavar="DIR", help="folder for the report")
+    analyze.add_argument(
+        "files",
+        nargs="*",
+        metavar="PATH",
+        help="FlexGen's logs or printed output, notebooks with outputs, iostat logs, CSVs, .jsonl logs, or folders",
+    )
+    analyze.add_argument("--output", metavar="DIR", help="folder for the report")
+    analyze.add_argument("--template", action="store_true", help="print a CSV to fill in")
+    analyze.add_argument("--machine-name", metavar="NAME", default="", help="the GPU or machine that measured")
+    for flag, what in (
+        ("--gpu-memory", "GiB of GPU memory"),
+        ("--cpu-memory", "GiB of RAM"),
+        ("--disk-rate", "the disk's sequential reads in GB/s"),
+    ):
+        analyze.add_argument(flag, type=float, metavar="N", help=what)
+    analyze.add_argument("--machine", metavar="NAME|FILE", help="take name, memory and disk rate from a profile")
 
     doctor = command("doctor", _doctor, "check whether this machine is ready")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
@@ -369,11 +382,28 @@ def _search(given: argparse.Namespace) -> int:
 
 
 def _analyze(given: argparse.Namespace) -> int:
+    from helpers.analysis import readers
+    from helpers.analysis.readers.figures_csv import TEMPLATE
     from helpers.report import document
 
-    if len(given.files) > 1:
-        raise Refused("analyze takes one file")
-    written = document.analyze(Path(given.files[0]), given.output)
+    if given.template:
+        print(TEMPLATE, end="")
+        return DONE
+    if not given.files or given.output is None:
+        raise Refused(f"{'--output' if given.files else 'PATH'} is missing: analyze PATH... --output DIR")
+    profile = _profile(given) if given.machine else None
+    about = readers.About(
+        given.machine_name or (profile.name if profile else ""),
+        given.gpu_memory or (profile.gpu_mem_gib if profile else None),
+        given.cpu_memory or (profile.host_ram_gib if profile else None),
+        given.disk_rate or (profile.disk_gb_s if profile else None),
+    )
+    collected = readers.collect(given.files, about, _say)
+    output = paths.folder(given.output, "--output")
+    paths.check_writable(output / "report.md")
+    for remark in collected.remarks:
+        _say(remark)
+    written = document.write(collected.runs, output)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
     print(f"next to it: report.md, tables/, figures/ ({len(written)} files in all)")
     return DONE

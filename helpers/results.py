@@ -115,11 +115,12 @@ class Machine(Frozen):
     """The machine of a run, as far as its figures depend on it."""
 
     name: str  # GPU name, or "emulated <profile>"
-    cpu: str
-    cpu_count: int
-    ram_gib: float
-    gpu_mem_gib: float | None
-    platform: str
+    cpu: str = ""
+    cpu_count: int | None = None
+    ram_gib: float | None = None
+    gpu_mem_gib: float | None = None
+    platform: str = ""
+    disk_read_gb_s: float | None = None  # as a person states it
     profile: str | None = None  # the emulated tier's machine profile
 
 

@@ -59,6 +59,12 @@ class Run(Frozen):
     started_at: str = ""  # ISO 8601, UTC
     command: str = ""
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what looks wrong about figures from a file, or had to be concluded
+
+    @property
+    def named_by_person(self) -> bool:
+        """Whether `run_id` is a person's choice, for lack of a record of this lab."""
+        return self.kind in ("quoted", "measured by you")
 
     @property
     def model(self) -> str:

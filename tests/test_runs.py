@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import statistics
-import string
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 
 from factories import WORK, disk_series, make_record
 from helpers.analysis import matching, readers
@@ -21,26 +16,6 @@ from helpers.placement import place
 from helpers.report.comparison import REFERENCE
 from helpers.results import Failure, Log, Repeat, RunRecord, Samples
 from helpers.runs import from_record
-
-HEADER = REFERENCE.read_text().splitlines()[0]
-
-
-def write_csv(path, *rows, header=HEADER):
-    path.write_text("\n".join((header, *rows)) + "\n", encoding="utf-8")
-    return path
-
-
-def row(**cells):
-    base = {
-        "run_id": "x",
-        "model": "opt-1.3b",
-        "percent": "0 0 100 0 100 0",
-        "gpu_batch_size": "4",
-        "num_gpu_batches": "1",
-        "prompt_len": "128",
-        "gen_len": "16",
-    }
-    return ",".join((base | cells).get(name, "") for name in HEADER.split(","))
 
 
 def of_folder(record, folder, shape):
@@ -173,125 +148,6 @@ def test_a_log_without_records_is_refused(tmp_path):
     path.write_text("\n")
     with pytest.raises(Refused, match="no readable record"):
         readers.read(path)
-
-
-# ---- CSV
-
-
-def test_the_reference_is_read_as_it_stands():
-    found = readers.read(REFERENCE)
-    with open(REFERENCE, encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    assert [p.run_id for p in found] == [line["run_id"] for line in lines]
-    for point, line in zip(found, lines):
-        assert point.kind == "quoted" and "figures.csv" in point.source
-        for name in ("wall_time_s", "total_throughput_tok_s", "peak_gpu_mem_gib", "load_weight_s", "disk_rkb_s_peak"):
-            assert getattr(point, name) == (float(line[name]) if line[name] else None)
-
-
-def test_wall_time_follows_from_tokens_and_throughput_and_back():
-    disk = next(p for p in readers.read(REFERENCE) if p.run_id == "q1-5")
-    derived = disk.model_copy(update={"wall_time_s": None})
-    assert derived.latency_s == pytest.approx(disk.wall_time_s, rel=0.002)
-
-
-def test_a_wall_time_of_something_else_is_not_used():
-    point = next(p for p in readers.read(REFERENCE) if p.run_id == "q1-5").model_copy(update={"wall_time_s": 300.0})
-    assert point.figures_disagree and point.latency_s == pytest.approx(64 / 0.357)
-
-
-@pytest.mark.parametrize(
-    "encode",
-    [
-        lambda text: b"\xef\xbb\xbf" + text.encode(),
-        lambda text: text.replace("\n", "\r\n").encode(),
-        lambda text: text.replace(",", " , ").encode(),
-        lambda text: text.replace("false", "FALSE").encode(),
-        lambda text: (text + "\n" + 17 * "," + "\n\n").encode(),
-    ],
-)
-def test_what_spreadsheets_do_to_a_csv_changes_nothing(tmp_path, encode):
-    folder = tmp_path / "t4-colab"
-    folder.mkdir()
-    (folder / "figures.csv").write_bytes(encode(REFERENCE.read_text()))
-    assert readers.read(folder / "figures.csv") == readers.read(REFERENCE)
-
-
-def test_optional_columns_may_be_left_out(tmp_path):
-    path = write_csv(
-        tmp_path / "f.csv",
-        "opt-1.3b,0 0 100 0 100 0,4,128,16,0.5",
-        header="model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s",
-    )
-    (point,) = readers.read(path)
-    assert point.total_throughput_tok_s == 0.5 and point.peak_gpu_mem_gib is None and not point.compress_weight
-
-
-@pytest.mark.parametrize(
-    "column, text",
-    [
-        ("total_throughput_tok_s", "OOM"),
-        ("peak_gpu_mem_gib", "nan"),
-        ("wall_time_s", "-3"),
-        ("wall_time_s", "inf"),
-        ("total_throughput_tok_s", "0"),
-        ("gen_len", "16.5"),
-        ("gpu_batch_size", "four"),
-        ("compress_weight", "maybe"),
-        ("debug_mode", "quick"),
-        ("model", "opt-350m"),
-        ("percent", "-10 50 100 0 100 0"),
-        ("percent", "100 0 100"),
-        ("gen_len", ""),
-    ],
-)
-def test_a_malformed_cell_is_refused_with_line_column_and_value(tmp_path, column, text):
-    path = write_csv(tmp_path / "f.csv", row(), row(**{column: text}))
-    with pytest.raises(Refused) as refused:
-        readers.read(path)
-    message = str(refused.value)
-    assert "line 3" in message and "\n" not in message
-    assert text.split(" ")[0] in message and column in message
-
-
-@pytest.mark.parametrize(
-    "content, complaint",
-    [
-        ("", "empty"),
-        (HEADER, "no rows"),
-        ("a,b\n1,2", "no column model"),
-        (HEADER + ",wal_time_s\n" + row() + ",1", "wal_time_s"),
-        (HEADER + ",gen_len\n" + row() + ",1", "stands twice"),
-        (HEADER + "\n" + row() + ",7", "line 2"),
-        (HEADER.replace(",", ";") + "\n" + row(), "commas"),
-        (HEADER + "\n" + row(gpu_batch_size="0"), "line 2"),
-    ],
-)
-def test_a_file_that_is_not_such_a_table_is_refused(tmp_path, content, complaint):
-    (tmp_path / "f.csv").write_text(content)
-    with pytest.raises(Refused, match=complaint):
-        readers.read(tmp_path / "f.csv")
-
-
-def test_other_files_are_refused(tmp_path):
-    (tmp_path / "f.csv").write_bytes(b"\xff\xfe\x00\x01")
-    for name in ("f.csv", "nothing.csv", "f.xlsx"):
-        with pytest.raises(Refused):
-            readers.read(tmp_path / name)
-
-
-@given(st.text(alphabet=string.printable, max_size=200))
-def test_any_text_is_read_or_refused(text):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "f.csv"
-        path.write_text(text, newline="")
-        with pytest.raises(Refused):
-            readers.read(path)
-        path.write_text(HEADER + "\n" + text, newline="")
-        try:
-            assert readers.read(path)
-        except Refused as error:
-            assert "f.csv" in str(error)
 
 
 # ---- roles

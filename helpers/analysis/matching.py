@@ -102,7 +102,7 @@ def names(runs: Sequence[Run]) -> list[str]:
     """What to call each run: its id if it is a row of the homework or a person named it, else its settings in words."""
     rows = homework_rows(runs)
     used = [*rows.by_id.values(), *rows.extras.values()]
-    return [run.run_id if run.kind == "quoted" or run in used else run.in_words for run in runs]
+    return [run.run_id if run.named_by_person or run in used else run.in_words for run in runs]
 
 
 def run_id(settings: RunSettings) -> str:
@@ -292,7 +292,7 @@ def _differences(other: Run, run: Run) -> str:
 
 
 def _named(why: str, runs: Sequence[Run]) -> str:
-    called = [run.run_id if run.kind == "quoted" else run.in_words for run in runs]
+    called = [run.run_id if run.named_by_person else run.in_words for run in runs]
     more = f" and {len(called) - _NAMED} more" if len(called) > _NAMED else ""
     return f"Left out: {'; '.join(called[:_NAMED])}{more} ({why})."
 

@@ -24,6 +24,7 @@ KINDS: dict[Kind, str] = {
     "over to a real GPU, absolute values don't.",
     "projected by FlexGen": "projected. FlexGen timed a few layer-steps and projected the rest.",
     "predicted": "predicted by a cost model, not measured.",
+    "measured by you": "measured by you, as your files report them.",
     "quoted": "quoted from the file, not measured here.",
 }
 
