@@ -21,7 +21,7 @@ from helpers.analysis.readers.figures_csv import TEMPLATE
 from helpers.engine import patches
 from helpers.errors import Refused
 from helpers.report import document
-from helpers.report.tables import REFERENCE
+from helpers.report.comparison import REFERENCE
 from helpers.runs import Run
 from helpers.settings import OffloadSplit, RunSettings
 from test_settings import all_settings

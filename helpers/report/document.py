@@ -63,6 +63,8 @@ def markdown(
     """The report as Markdown, its plots by relative path. `disk_gb_s` is the disk's measured sequential rate."""
     rows = homework_rows(runs)
     blocks = ["# LLM offloading with FlexGen", environment.block(rows.runs or runs, disk_gb_s)]
+    if remarks := environment.remarks(runs):
+        blocks.append(remarks)
     blocks += [in_line(sentence) for sentence in rows.left_out]
     for question, (heading, table_names, plot_names) in SECTIONS.items():
         blocks.append(f"## {heading}")

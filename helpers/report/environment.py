@@ -64,18 +64,22 @@ def _machine_lines(machine: Machine | None, run: Run) -> list[tuple[str, str]]:
         if machine.profile
         else f"{in_line(machine.name)}, {size}"
     )
-    return [
-        ("GPU", gpu),
-        ("CPU", f"{in_line(machine.cpu)}, {machine.cpu_count} cores"),
-        ("CPU RAM", f"{plain(machine.ram_gib)} GiB"),
-    ]
+    lines = [("GPU", gpu)]
+    if machine.cpu:
+        lines.append(("CPU", f"{in_line(machine.cpu)}, {machine.cpu_count} cores"))
+    if machine.ram_gib is not None:
+        lines.append(("CPU RAM", f"{plain(machine.ram_gib)} GiB"))
+    return lines
 
 
 def _disk(runs: Sequence[Run], sequential_gb_s: float | None) -> str:
     """The disk and its sequential rate, or the highest that was sampled during the runs."""
     name = listed(_distinct(run.disk.device for run in runs if run.disk))
     sampled = max((run.disk_rkb_s_peak for run in runs if run.disk_rkb_s_peak), default=None)
-    if sequential_gb_s:
+    stated = next((run.machine.disk_read_gb_s for run in runs if run.machine and run.machine.disk_read_gb_s), None)
+    if stated:
+        speed = f"{rate(1e9 * stated)} sequential (stated by you)"
+    elif sequential_gb_s:
         speed = f"{rate(1e9 * sequential_gb_s)} sequential (measured)"
     elif sampled:
         speed = f"{rate(KIB * sampled)} at most (sampled during the runs)"
@@ -115,17 +119,34 @@ def details(runs: Sequence[Run]) -> str:
     machines = {run.machine.model_dump_json(): run.machine for run in runs if run.machine}
     for machine in machines.values():
         lines = "; ".join(text for _, text in _machine_lines(machine, runs[0]))
-        blocks.append(f"Machine: {lines}; {in_line(machine.platform)}.")
+        platform = f"; {in_line(machine.platform)}" if machine.platform else ""
+        blocks.append(f"Machine: {lines}{platform}.")
     versions = dict.fromkeys(tuple(sorted(run.versions.items())) for run in runs if run.versions)
     blocks += ["Versions: " + ", ".join(f"{in_line(a)} {in_line(b)}" for a, b in found) + "." for found in versions]
     names = matching.names(runs)
     commands = [f"{name}: {run.command}" for name, run in zip(names, runs) if run.command]
     if commands:
         blocks.append("Commands:\n\n" + _some(["    " + " ".join(command.split()) for command in commands]))
+    places = [f"- {in_line(name)}: {in_line('; '.join(run.sources))}" for name, run in zip(names, runs) if run.sources]
+    if places:
+        blocks.append("Files and lines behind each run's figures:\n\n" + _some(places))
     notes = [f"- {in_line(name)}: {in_line(note)}" for name, run in zip(names, runs) for note in run.notes]
     if notes:
         blocks.append("Notes:\n\n" + _some(notes))
     return "\n\n".join(blocks)
+
+
+def remarks(runs: Sequence[Run]) -> str:
+    """What looks wrong about figures from files, and what had to be assumed (Markdown); "" if nothing."""
+    lines = [
+        f"- {in_line(name)}: {in_line(remark)}"
+        for name, run in zip(matching.names(runs), runs)
+        for remark in run.remarks
+    ]
+    assumed = sorted({name for run in runs for name in run.assumed} - {"page_cache"})
+    if assumed:
+        lines.append(f"- not stated, so taken to be the homework's: {', '.join(assumed)}")
+    return "Check these figures first:\n\n" + _some(lines) if lines else ""
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

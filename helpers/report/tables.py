@@ -77,7 +77,7 @@ def _remark(run: Run) -> str:
     if run.status == "failed":
         return f"failed: {run.reason or 'no reason given'}"
     what = disturbance(run)
-    return f"disturbed: {what}" if what else ""
+    return "; ".join((*([f"disturbed: {what}"] if what else []), *(f"check: {remark}" for remark in run.remarks)))
 
 
 def _run_columns(*figures: Column[QuestionRow], labels: tuple[Column[QuestionRow], ...]) -> tuple:

@@ -268,8 +268,8 @@ def _attach(one: Found, disk: iostat.DiskLog) -> None:
         "disk_util_percent_peak": max(utils, default=None),
     }
     one.sources.append(disk.where)
-    one.remarks += disk.remarks
-    one.remarks.append("disk peaks are those of the whole iostat log, loading before the run included")
+    whole_log = "disk peaks are those of the whole iostat log, loading before the run included"
+    one.figures["notes"] = (*one.figures.get("notes", ()), *disk.remarks, whole_log)
 
 
 def _runs(found: Sequence[Found], contents: _Contents, given: Sequence[str | Path], about: About) -> list[Run]:
