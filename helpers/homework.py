@@ -114,7 +114,7 @@ MODEL = {"cuda": "opt-1.3b", "emulated": EMULATED_MODEL.name}
 # Emulated: the same shape, small enough for a CPU that plays the GPU.
 WORKLOAD = {
     "cuda": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=128, gen_len=16),
-    "emulated": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=32, gen_len=8),
+    "emulated": Workload(gpu_batch_size=4, num_gpu_batches=1, prompt_len=16, gen_len=4),
 }
 
 

@@ -1,4 +1,4 @@
-"""Run these settings: skip what is known, show progress, record each result as it comes."""
+"""Run settings: skip known results, take turns over repeats, show progress, record each result."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import importlib.metadata
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tqdm.auto import tqdm
 
 from helpers import home, models, options, paths, results
-from helpers.engine import launcher, worker
+from helpers.engine import emulated_cost, launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
 from helpers.errors import Refused
 from helpers.machine import disks, gpus, limits, this_machine
@@ -28,6 +28,8 @@ from helpers.settings import RunSettings
 from helpers.weights import store
 
 REPEAT_BUDGET_S = 60.0  # no further repeat once this much has been measured
+EMULATED_REPEAT_BUDGET_S = 2.0  # a paced run gives the same figures again: it is repeated only where that is quick
+MOST_REPLACED = 2  # repeats beyond those asked for, in place of some in which the CPU was too slow
 RUN_LIMIT_S = 1800.0
 
 PACKAGES = ("flexgen", "torch", "numpy", "transformers", "papermill")
@@ -60,73 +62,221 @@ def run(
     *,
     fresh: bool = False,
     offload_root: Path | str | None = None,
-    repeat_budget_s: float = REPEAT_BUDGET_S,
     limit_s: float = RUN_LIMIT_S,
+    allow_long: bool = False,
     say: Callable[[str], None] = tqdm.write,
     on_phase: Callable[[str], None] | None = None,
 ) -> Sweep:
-    """Run each of the named settings that has no result yet, one process a run, and record what comes of it.
+    """Run each of the named settings that has no result yet, and record each.
 
-    A result is known if the log has a finished one for the same settings, machine and method; `fresh` asks for
-    new ones. A run that fails is a record that says why, and the others go on. An interrupt ends the run at hand,
-    which is a record too, and is raised. Raises Refused, before anything runs, if the log or the offload folder
-    cannot be written. `on_phase` is told what goes on, in the place of the progress bar.
+    A result is known if the log has a finished one for the same settings, machine and method; `fresh` ignores those.
+    Each repeat is a process of its own, and repeats take turns over the settings, so that a disturbance affects all
+    alike. A run that fails is a record that says why, and the others go on. An interrupt ends the run in progress; what
+    was measured so far is recorded, then it is raised. `on_phase` gets the progress as text, instead of the progress
+    bar. `allow_long` allows emulated runs that take long or write much.
+
+    Raises Refused, before anything runs, if the log or the offload folder cannot be written.
     """
     if not isinstance(fresh, bool):
         raise Refused(f"fresh {fresh!r}: neither True nor False")
     log = Log(paths.folder(output_dir, "output folder") / results.LOG_NAME)
     root = home.home() / "offload" if offload_root is None else paths.folder(offload_root, "offload folder")
     named = {settings.key: settings} if isinstance(settings, RunSettings) else settings
-    wanted = list(named.values())
-    here = {device: describe_machine(device) for device in {s.device for s in wanted}}
-    keys = [run_key(s, here[s.device]) for s in wanted]
-    known = {} if fresh else _known(log, dict(zip(keys, wanted)))
-
-    todo = {key: s for key, s in zip(keys, wanted) if key not in known}
+    here = {device: describe_machine(device) for device in {s.device for s in named.values()}}
+    keys = {name: run_key(s, here[s.device]) for name, s in named.items()}
+    wanted = {keys[name]: s for name, s in named.items()}
+    known = {} if fresh else _known(log, wanted)
+    todo = [_Run(key, s, here[s.device]) for key, s in wanted.items() if key not in known]
     home.remove_leftovers(root)
     if todo:
         paths.check_writable(log.path)
         paths.try_out(root, "offload folder")
         launcher.warm_server()
-    prepare = functools.partial(_prepare, {}, say)
-    bar = tqdm(total=len(todo), desc="runs", unit="run", disable=not todo or on_phase is not None, dynamic_ncols=True)
+
+    made: dict[str, store.Weights] = {}
+    bar = tqdm(
+        total=sum(one.settings.repeats for one in todo),
+        desc="repeats",
+        unit="repeat",
+        disable=not todo or on_phase is not None,
+        dynamic_ncols=True,
+    )
     tell = on_phase or bar.set_postfix_str
+
+    def finish(one: _Run) -> None:
+        known[one.key] = one.record()
+        try:
+            log.append(known[one.key])
+        except OSError as error:
+            what = "this result could not be recorded; earlier ones are kept: make room and run it again"
+            raise OSError(error.errno, f"{error.strerror}: {what}", str(log.path)) from error
+        if failure := one.failure:
+            say(f"{describe(one.settings)}: {failure.kind}: {failure.message}")
+
+    def tell_phase(words: str, phase: str) -> None:
+        tell(f"{words}: {phase}")
+
     with bar:
-        for key, one in todo.items():
-            tell(describe(one))
-            record = _run_one(
-                key,
-                one,
-                here[one.device],
-                root,
-                limit_s,
-                repeat_budget_s,
-                prepare,
-                on_phase=lambda phase, one=one: tell(f"{describe(one)}: {phase}"),
-            )
-            try:
-                log.append(record)
-            except OSError as error:
-                what = "this run's result could not be recorded, those before it are kept; make room and run it again"
-                raise OSError(error.errno, f"{error.strerror}: {what}", str(log.path)) from error
-            known[key] = record
-            bar.update()
-            if record.failure:
-                say(f"{describe(one)}: {record.failure.kind}: {record.failure.message}")
-                if record.failure.kind == "interrupted":
+        waiting = todo
+        while waiting:
+            for one in waiting:
+                where = f"run {todo.index(one) + 1} of {len(todo)}, repeat {len(one.outcome.repeats) + 1}"
+                words = f"{where}: {describe(one.settings)}"
+                tell(words)
+                one.measure(made, root, limit_s, allow_long, say, functools.partial(tell_phase, words))
+                bar.update()
+                if one.was_interrupted:
+                    for begun in [r for r in waiting if r is one or (r.key not in known and r.outcome.repeats)]:
+                        begun.interrupt()
+                        finish(begun)
                     raise KeyboardInterrupt
-    return Sweep({name: known[key] for name, key in zip(named, keys)})
+                if not one.wants_another:
+                    finish(one)
+            waiting = [one for one in waiting if one.wants_another]
+    return Sweep({name: known[key] for name, key in keys.items()})
+
+
+@dataclass
+class _Run:
+    """A run in progress: what its repeats gave so far."""
+
+    key: str
+    settings: RunSettings
+    machine: Machine
+    outcome: launcher.Outcome = field(default_factory=launcher.Outcome.now)
+    weights: store.Weights | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.outcome.failure
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self.failure is not None and self.failure.kind == "interrupted"
+
+    @property
+    def wants_another(self) -> bool:
+        """Whether another repeat is due: some are missing, or this CPU was too slow in some."""
+        repeats = self.outcome.repeats
+        if self.failure or not repeats:
+            return not self.failure
+        measured_s = sum(repeat.total_latency_s for repeat in repeats)
+        on_pace = sum(not repeat.passes_behind for repeat in repeats)
+        most = self.settings.repeats + MOST_REPLACED * (self.settings.device == "emulated")
+        return on_pace < self.settings.repeats and len(repeats) < most and measured_s < self._budget_s
+
+    @property
+    def _budget_s(self) -> float:
+        return EMULATED_REPEAT_BUDGET_S if self.settings.device == "emulated" else REPEAT_BUDGET_S
+
+    def measure(
+        self,
+        made: dict[str, store.Weights],
+        root: Path,
+        limit_s: float,
+        allow_long: bool,
+        say: Callable[[str], None],
+        on_phase: Callable[[str], None],
+    ) -> None:
+        """Measure one repeat. Whatever goes wrong is this run's failure."""
+        measured = len(self.outcome.repeats)
+        try:
+            if not self.outcome.repeats:
+                self.notes = _check(self.settings, self.machine, root, allow_long)
+            on_phase("weights on disk")
+            self.weights = _prepare(made, say, self.settings.model)
+            launcher.run(self.settings, self.weights, root, self.outcome, limit_s=limit_s, on_phase=on_phase)
+        except Refused as error:
+            self.outcome.failure = Failure(kind="refused", message=str(error))
+        except Exception as error:  # of any kind: this run has failed, the others go on
+            self.outcome.failure = worker.failure_of(error)
+        if len(self.outcome.repeats) == measured and not self.failure:
+            self.outcome.failure = Failure(kind="error", message="ended without a result")
+
+    def interrupt(self) -> None:
+        """Keep the repeats that were measured before an interrupt as the run's result, if there are any."""
+        if repeats := len(self.outcome.repeats):
+            self.outcome.failure = None
+            self.notes.append(f"interrupted after {repeats} of {self.settings.repeats} repeats")
+
+    def record(self) -> RunRecord:
+        settings, outcome = self.settings, self.outcome
+        return RunRecord(
+            key=self.key,
+            kind=KIND_OF_DEVICE[settings.device],
+            status="failed" if outcome.failure else "done",
+            settings=settings,
+            command=settings.flexgen_command,
+            machine=self.machine,
+            versions=versions(),
+            started_at=outcome.started_at,
+            duration_s=outcome.duration_s,
+            phases_s=outcome.phases_s,
+            model_shape=settings.opt_model if models.local_folder(settings.model) else None,
+            weights=self.weights.source if self.weights else "",
+            prompt=self.weights.prompt if self.weights else "",
+            repeats=tuple(outcome.repeats),
+            generated_tokens=tuple(map(tuple, outcome.result.get("generated_tokens", ()))),
+            bytes_by_tier=outcome.result.get("bytes_by_tier", {}),
+            bytes_expected_from_disk=_placement(settings).disk_bytes_per_pass * settings.workload.gen_len,
+            peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
+            samples=outcome.samples,
+            failure=outcome.failure,
+            notes=(
+                *self.notes,
+                *self._budget_notes(),
+                *_slow_core_notes(outcome.repeats),
+                *_pace_notes(outcome.repeats),
+                *outcome.result.get("notes", ()),
+            ),
+        )
+
+    def _budget_notes(self) -> list[str]:
+        measured = len(self.outcome.repeats)
+        if self.failure or self.settings.device == "emulated" or any("interrupted" in note for note in self.notes):
+            return []  # further repeats of a paced run would give the same figures
+        if not 0 < measured < self.settings.repeats:
+            return []
+        return [f"{measured} of {self.settings.repeats} repeats: they had taken {self._budget_s:.0f} s by then"]
+
+
+def _slow_core_notes(repeats: Sequence[Repeat]) -> list[str]:
+    speeds = [repeat.core_speed for repeat in repeats if repeat.core_speed]
+    if not speeds or min(speeds) >= FULL_SPEED:
+        return []
+    each = ", ".join(f"{100 * speed:.0f}" for speed in speeds)
+    return [
+        f"the CPU core slowed down to {each} % of its speed{' (each repeat)' if len(speeds) > 1 else ''}: others used "
+        "it too, so launching kernels took longer"
+    ]
+
+
+def _pace_notes(repeats: Sequence[Repeat]) -> list[str]:
+    """A note if no repeat of an emulated run kept the pace in every pass."""
+    if not repeats or any(not repeat.passes_behind for repeat in repeats):
+        return []
+    behind, passes = sum(r.passes_behind for r in repeats), sum(len(r.pass_latencies_s) for r in repeats)
+    return [f"this CPU was slower than the emulated GPU in {behind} of {passes} passes, so its figures are too slow"]
+
+
+def _prepare(made: dict[str, store.Weights], say: Callable[[str], None], name: str) -> store.Weights:
+    """The model's weights, prepared once for all runs, and again if a file has been damaged since."""
+    model = models.resolve(name)
+    if name not in made or store.broken_files(made[name].path / f"{model.name}-np", model):
+        made[name] = store.prepare(name, say)
+    return made[name]
 
 
 def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) -> list[str]:
-    """The names of those settings that have no finished result in the output folder, by this machine and method."""
+    """The names of the settings without a finished result in the output folder, from this machine and method."""
     keys = {name: run_key(one, describe_machine(one.device)) for name, one in named.items()}
     known = _known(Log(Path(output_dir) / results.LOG_NAME), {key: named[name] for name, key in keys.items()})
     return [name for name, key in keys.items() if key not in known]
 
 
 def _known(log: Log, wanted: Mapping[str, RunSettings]) -> dict[str, RunRecord]:
-    """The finished results of these runs, by their keys: of these settings, whatever key stands in the log."""
+    """The finished results of these runs by key. Records of other settings don't count, whatever their key."""
     return {
         key: record
         for key, record in log.latest(wanted).items()
@@ -135,14 +285,13 @@ def _known(log: Log, wanted: Mapping[str, RunSettings]) -> dict[str, RunRecord]:
 
 
 def run_key(settings: RunSettings, where: Machine) -> str:
-    """What makes two results the same result: the settings, the kind of machine and the method.
+    """The identity of a result: the settings, the kind of machine and the method.
 
-    A runtime that is given anew (Colab after a disconnect) is the same machine: its kernel and the last MiB of its
-    memory are not asked.
+    A new runtime (Colab after a disconnect) counts as the same machine, so its kernel and exact RAM are left out.
     """
     kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib))
     model = settings.opt_model if models.local_folder(settings.model) else ""  # a folder may get another model
-    emulated = EMULATED_T4 if where.profile else ""  # its rates may change, and its name stay
+    emulated = EMULATED_T4 if where.profile else ""  # its rates may change under the same name
     text = f"{settings.model_dump_json()}{model} {kind} {emulated} {METHOD_VERSION}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -158,95 +307,15 @@ def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:
     return this_machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
 
 
-def _prepare(made: dict[str, store.Weights], say: Callable[[str], None], name: str) -> store.Weights:
-    """The weights of a model: prepared once for all runs (the hub may be asked), again if a file has broken since."""
-    model = models.resolve(name)
-    if name not in made or store.broken_files(made[name].path / f"{model.name}-np", model):
-        made[name] = store.prepare(name, say)
-    return made[name]
-
-
-def _run_one(
-    key: str,
-    settings: RunSettings,
-    where: Machine,
-    root: Path,
-    limit_s: float,
-    repeat_budget_s: float,
-    prepare: Callable[[str], store.Weights],
-    on_phase: Callable[[str], None],
-) -> RunRecord:
-    began_s = time.monotonic()
-    made, failure, notes = None, None, []
-    try:
-        notes = _check(settings, where, root)
-        on_phase("weights on disk")
-        made = prepare(settings.model)
-        outcome = launcher.run(
-            settings, made, root, limit_s=limit_s, repeat_budget_s=repeat_budget_s, on_phase=on_phase
-        )
-    except Refused as error:
-        outcome, failure = launcher.Outcome.now(), Failure(kind="refused", message=str(error))
-    except Exception as error:  # of whatever kind: this run has failed, the others go on
-        outcome, failure = launcher.Outcome.now(), worker.failure_of(error)
-    failure = failure or outcome.failure
-    placed = _placement(settings)
-    return RunRecord(
-        key=key,
-        kind=KIND_OF_DEVICE[settings.device],
-        status="failed" if failure else "done",
-        settings=settings,
-        command=settings.flexgen_command,
-        machine=where,
-        versions=versions(),
-        started_at=outcome.started_at,
-        duration_s=time.monotonic() - began_s,
-        phases_s=outcome.phases_s,
-        model_shape=settings.opt_model if models.local_folder(settings.model) else None,
-        weights=made.source if made else "",
-        prompt=made.prompt if made else "",
-        repeats=tuple(outcome.repeats),
-        generated_tokens=tuple(map(tuple, outcome.result.get("generated_tokens", ()))),
-        bytes_by_tier=outcome.result.get("bytes_by_tier", {}),
-        bytes_expected_from_disk=placed.disk_bytes_per_pass * settings.workload.gen_len,
-        peak_gpu_reserved_gib=outcome.result.get("peak_gpu_reserved_gib"),
-        samples=outcome.samples,
-        failure=failure,
-        notes=(
-            *notes,
-            *_few_repeats(settings, outcome, repeat_budget_s),
-            *_slow_cores(settings, outcome.repeats),
-            *outcome.result.get("notes", ()),
-        ),
-    )
-
-
-def _few_repeats(settings: RunSettings, outcome: launcher.Outcome, budget_s: float) -> list[str]:
-    """A note where the time for repeats was over before all were measured."""
-    if outcome.failure or not 0 < len(outcome.repeats) < settings.repeats:
-        return []
-    return [f"{len(outcome.repeats)} of {settings.repeats} repeats: {budget_s:.0f} s had been measured by then"]
-
-
-def _slow_cores(settings: RunSettings, repeats: Sequence[Repeat]) -> list[str]:
-    """A note where a core was shared: what launches kernels is slower then, and moves from run to run."""
-    speeds = [repeat.core_speed for repeat in repeats if repeat.core_speed]
-    if settings.device != "cuda" or not speeds or min(speeds) >= FULL_SPEED:
-        return []
-    each = ", ".join(f"{100 * speed:.0f}" for speed in speeds)
-    by_repeat = ", repeat by repeat" if len(speeds) > 1 else ""
-    return [
-        f"the processor core ran at {each} % of the fastest seen here{by_repeat}: others use it too, and launching "
-        "kernels takes longer"
-    ]
-
-
-def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
-    """Notes on what will be tight. Raises Refused for what would fail late, and can be known now."""
+def _check(settings: RunSettings, where: Machine, root: Path, allow_long: bool = False) -> list[str]:
+    """Notes on what will be tight. Raises Refused for what would otherwise fail late."""
     memory_check.check_gpu(settings, where, gpus.compute_capability())
     notes = []
-    if settings.device == "cuda":  # the emulated GPU pins nothing
+    if settings.device == "cuda":
         notes += memory_check.check_host(settings, limits.memory_allowance())
+    else:
+        kept = store.kept(settings.model) is not None
+        emulated_cost.check(settings, kept, limits.memory_allowance(), allow_long)
     disk = disks.disk_of(root)
     split = settings.split
     activations_disk = 100 - split.activations_gpu - split.activations_cpu
@@ -254,12 +323,9 @@ def _check(settings: RunSettings, where: Machine, root: Path) -> list[str]:
     if disk.is_memory and on_disk:
         raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
     if disk.is_network and on_disk:
-        notes.append(f"offload folder {root}: {disk.filesystem}, a network or FUSE file system, no disk's figures")
+        notes.append(f"offload folder {root}: {disk.filesystem} is a network or FUSE file system, not a disk")
     if split.cache_disk or activations_disk:
-        notes.append(
-            "what the run had to read from the disk is counted of its weights alone, not of the KV cache and "
-            "activations there"
-        )
+        notes.append("bytes expected from the disk count the weights there, not the KV cache and activations")
     return notes
 
 
@@ -269,7 +335,7 @@ def _placement(settings: RunSettings) -> Placement:
 
 
 def versions() -> dict[str, str]:
-    """What a figure depends on, beside the machine: Python and packages, by name."""
+    """Versions of Python and the packages that a figure depends on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -104,7 +104,7 @@ class OptModel:
 
 
 # Small enough that a CPU plays the GPU in a few milliseconds a pass.
-EMULATED_MODEL = OptModel("opt-mini", num_layers=4, hidden_size=256, num_heads=4, vocab_size=1024)
+EMULATED_MODEL = OptModel("opt-mini", num_layers=2, hidden_size=256, num_heads=4, vocab_size=1024, max_positions=512)
 # Layers as wide as OPT-1.3B's, few of them: short runs that show a machine's rates.
 PROBE_MODEL = OptModel("opt-probe", num_layers=3, hidden_size=2048, num_heads=32, vocab_size=1024)
 # Models of this lab; no hub has them.

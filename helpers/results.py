@@ -21,7 +21,7 @@ from helpers.settings import Frozen, RunSettings, in_one_line
 LOG_NAME = "results.jsonl"
 SCHEMA_VERSION = 1
 # Raised whenever a change to the lab changes what a figure means, so that known results are measured again.
-METHOD_VERSION = 4
+METHOD_VERSION = 5
 
 FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
@@ -77,8 +77,11 @@ class Repeat(Frozen):
     each decode pass.
 
     `disk_read_bytes` comes from the disk's counter, `own_read_bytes` from this process's; both are None where the
-    kernel doesn't report them. `core_speed` is the speed of the main thread's CPU core as a share of the fastest seen
-    on this machine: the lower of two measurements, right before and right after the generation.
+    kernel doesn't report them. `core_speed` is the speed of the main thread's CPU core right after the generation, as
+    a share of its fastest in the busy second before.
+
+    On the emulated GPU `paced_s` has the seconds that each part of the emulated machine was busy, pass by pass, and
+    `passes_behind` counts the passes in which this CPU was too slow to keep the pace.
     """
 
     started_s: float
@@ -89,6 +92,8 @@ class Repeat(Frozen):
     own_read_bytes: int | None = None
     timers_s: dict[str, tuple[Annotated[float, Field(ge=0, le=1e9)], ...]] = {}
     core_speed: Annotated[float, Field(gt=0, le=1)] | None = None
+    paced_s: dict[str, tuple[Annotated[float, Field(ge=0, le=1e9)], ...]] = {}
+    passes_behind: Annotated[int, Field(ge=0)] = 0
 
     @property
     def prefill_latency_s(self) -> float:
@@ -157,9 +162,14 @@ class RunRecord(Frozen):
         return self.settings.debug_mode is not None
 
     @property
+    def counted(self) -> tuple[Repeat, ...]:
+        """The repeats that figures are taken from: those in which the emulated GPU kept its pace, or else all."""
+        return tuple(repeat for repeat in self.repeats if not repeat.passes_behind) or self.repeats
+
+    @property
     def throughputs_tok_s(self) -> tuple[float, ...]:
         tokens = self.settings.workload.generated_tokens
-        return tuple(tokens / repeat.total_latency_s for repeat in self.repeats)
+        return tuple(tokens / repeat.total_latency_s for repeat in self.counted)
 
     @property
     def total_throughput_tok_s(self) -> float | None:
@@ -168,15 +178,15 @@ class RunRecord(Frozen):
 
     @property
     def total_latency_s(self) -> float | None:
-        return statistics.median(r.total_latency_s for r in self.repeats) if self.repeats else None
+        return statistics.median(r.total_latency_s for r in self.counted) if self.repeats else None
 
     @property
     def prefill_latency_s(self) -> float | None:
-        return statistics.median(r.prefill_latency_s for r in self.repeats) if self.repeats else None
+        return statistics.median(r.prefill_latency_s for r in self.counted) if self.repeats else None
 
     @property
     def decode_latency_s(self) -> float | None:
-        return statistics.median(r.decode_latency_s for r in self.repeats) if self.repeats else None
+        return statistics.median(r.decode_latency_s for r in self.counted) if self.repeats else None
 
     @property
     def peak_gpu_mem_gib(self) -> float | None:

@@ -144,7 +144,7 @@ def from_record(run_id: str, record: RunRecord) -> Run:
     """The figures of a record. Disk peaks are those within the measured repeats."""
     settings = record.settings
     failed = record.status == "failed"
-    repeats = () if failed else record.repeats
+    repeats = () if failed else record.counted
     load = [s for repeat in repeats for s in repeat.timers_s.get("load_weight", ())]
     compute = [s for repeat in repeats for s in repeat.timers_s.get("compute_layer_decoding", ())]
     windows = tuple((repeat.started_s, repeat.ended_s) for repeat in repeats)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from helpers import paths
+from helpers import lab, paths
+from helpers.engine import emulated_cost, launcher
 from helpers.machine import disks
 
 # However slow or busy the machine is, a test says the same.
@@ -33,6 +34,18 @@ def lab_home(tmp_path_factory):
             del os.environ["OFFLOAD_LAB_HOME"]
         else:
             os.environ["OFFLOAD_LAB_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def unpaced(request, monkeypatch):
+    """Let the emulated machine keep no pace, so that runs take no longer than the CPU does; `paced` tests keep it."""
+    if "paced" not in request.keywords:
+        rates = dict.fromkeys(("gpu_mem_gb_s", "gpu_fp16_tflop_s", "dequantize_gb_s", "h2d_gb_s", "d2h_gb_s"), 1e9)
+        fast = launcher.EMULATED_T4.model_copy(update=rates | {"disk_gb_s": 1e9, "layer_overhead_us": 1e-6})
+        monkeypatch.setattr(launcher, "EMULATED_T4", fast)
+        monkeypatch.setattr(lab, "MOST_REPLACED", 0)
+        monkeypatch.setattr(lab, "_pace_notes", lambda repeats: [])
+        monkeypatch.setattr(emulated_cost, "LONGEST_S", float("inf"))
 
 
 @pytest.fixture

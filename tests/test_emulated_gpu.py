@@ -1,39 +1,35 @@
-"""The emulated GPU: CUDA's rules, a CPU's results, an exact memory count, and links that serve one at a time."""
+"""The emulated GPU: CUDA's rules, a CPU's results, CUDA's memory statistics, and a booked time for what has a rate."""
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
 
 from factories import done, mini, run_one
 from helpers.engine import emulated_gpu
-from helpers.engine.emulated_gpu import EmulatedCudaTensor, EmulatedGpu, Link, MemoryCount
+from helpers.engine.emulated_gpu import EmulatedCudaTensor, EmulatedGpu
+from helpers.machine.emulation import EMULATED_T4
 from helpers.models import EMULATED_MODEL
 from helpers.settings import Workload
-
-FAST = 1e15  # bytes per second: no copy is waited for
-SLOW = 1.0  # a transfer of n bytes ends n seconds after the one before it
 
 
 @pytest.fixture
 def gpu():
-    gpu = EmulatedGpu(FAST)
-    with emulated_gpu.on_this_thread(gpu):
+    gpu = EmulatedGpu(EMULATED_T4)
+    with gpu.on_this_thread():
         yield gpu
 
 
 @pytest.fixture
-def slow_gpu():
-    """Copies that are not waited for queue up on its link, a second a byte."""
-    gpu = EmulatedGpu(SLOW)
-    with emulated_gpu.on_this_thread(gpu):
-        yield gpu
+def pacer(gpu):
+    """Books what the GPU does, and waits for nothing."""
+    gpu.pacer._sleep = lambda seconds: None
+    gpu.pacer.begin()
+    gpu.pacer.next_pass()
+    return gpu.pacer
 
 
 def on_gpu(*shape, dtype=torch.float32):
@@ -189,121 +185,67 @@ def test_copies_convert(gpu):
     assert halves.dtype == torch.float16 and halves.cpu().tolist() == [1, 2, 0]
 
 
-# ---- memory
+# ---- memory and time
 
 
-@given(st.lists(st.integers(0, 5000), min_size=1, max_size=20))
-def test_each_storage_takes_its_bytes_rounded_up_to_512_and_gives_them_back(sizes):
-    gpu = EmulatedGpu(FAST)
-    with emulated_gpu.on_this_thread(gpu):
-        held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-        expected = sum(-(-size // 512) * 512 for size in sizes)
-        assert gpu.memory.allocated == gpu.memory.peak == expected
-        held.clear()
-        assert gpu.memory.allocated == 0 and gpu.memory.peak == expected
-
-
-def test_a_storage_is_counted_until_its_last_view_is_gone(gpu):
-    tensor = torch.empty(1024, dtype=torch.uint8, device="cuda")
-    part = tensor[:8].view(2, 4)
-    del tensor
-    assert gpu.memory.allocated == 1024
-    del part
-    assert gpu.memory.allocated == 0
-
-
-def test_addresses_used_again_are_counted_again(gpu):
-    for _ in range(2000):
-        torch.empty(100, device="cuda")
-    assert gpu.memory.allocated == 0 and gpu.memory.peak in (512, 1024)  # one, or one beside the one before it
-
-
-def test_counting_is_right_on_many_threads():
-    memory = MemoryCount()
-
-    def allocate():
-        for _ in range(300):
-            memory.add(torch.empty(100, dtype=torch.uint8).untyped_storage())
-
-    threads = [threading.Thread(target=allocate) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert memory.allocated == 0
-
-
-# ---- links
-
-
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=10))
-def test_a_link_serves_one_after_another(sizes):
-    link = Link(SLOW)
-    asked = time.perf_counter()
-    moments = [link.reserve(size) for size in sizes]
-    assert moments[0] >= asked + sizes[0]
-    assert [later - earlier for earlier, later in itertools.pairwise(moments)] == pytest.approx(sizes[1:])
-
-
-def test_an_idle_link_starts_now():
-    link = Link(FAST)
-    link.reserve(1)
-    now = time.perf_counter()
-    assert link.reserve(1) >= now
-
-
-def test_threads_share_a_link():
-    link, moments = Link(SLOW), []
-    threads = [threading.Thread(target=lambda: moments.append(link.reserve(10))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    moments.sort()
-    assert [later - earlier for earlier, later in itertools.pairwise(moments)] == pytest.approx([10] * 7)
+def test_a_view_takes_no_memory(gpu):
+    tensor = on_gpu(16, 16)
+    before = gpu.memory.allocated
+    view = tensor[1:3].permute(1, 0)
+    assert gpu.memory.allocated == before and view.shape == (16, 2)
 
 
 @pytest.mark.parametrize(
-    "copy, nbytes",
+    "copy, to_device, to_host",
     [
-        (lambda host, gpu: gpu.copy_(host, non_blocking=True), 400),
-        (lambda host, gpu: host.copy_(gpu, non_blocking=True), 400),
-        (lambda host, gpu: gpu[:50].copy_(host[:50], non_blocking=True), 200),
-        (lambda host, gpu: gpu.half().copy_(host, non_blocking=True), 200),  # CUDA converts on the source's side
-        (lambda host, gpu: host.cuda(), 400),
-        (lambda host, gpu: gpu.copy_(gpu * 2), 0),
-        (lambda host, gpu: host.copy_(host * 2), 0),
-        (lambda host, gpu: gpu.cuda(), 0),
+        (lambda host, gpu: gpu.copy_(host, non_blocking=True), 400, 0),
+        (lambda host, gpu: host.copy_(gpu, non_blocking=True), 0, 400),
+        (lambda host, gpu: gpu[:50].copy_(host[:50], non_blocking=True), 200, 0),
+        (lambda host, gpu: gpu.half().copy_(host, non_blocking=True), 200, 0),  # CUDA converts on the source's side
+        (lambda host, gpu: gpu.__setitem__(slice(0, 100), host), 400, 0),
+        (lambda host, gpu: host.cuda(), 400, 0),
+        (lambda host, gpu: gpu.cpu(), 0, 400),
+        (lambda host, gpu: gpu.copy_(gpu * 2), 0, 0),
+        (lambda host, gpu: host.copy_(host * 2), 0, 0),
+        (lambda host, gpu: gpu.cuda(), 0, 0),
     ],
 )
-def test_only_what_crosses_the_link_takes_its_time(slow_gpu, copy, nbytes):
-    host, gpu = torch.ones(100), torch.ones(100, device="cuda")
-    before = slow_gpu.host_link.reserve(1000)
-    copy(host, gpu)
-    assert slow_gpu.host_link.reserve(0) - before == pytest.approx(nbytes)
+def test_only_bytes_that_cross_pcie_take_its_time(pacer, copy, to_device, to_host):
+    host = torch.ones(100)
+    there = torch.ones(100, device="cuda")
+    pacer.next_pass()
+    copy(host, there)
+    booked = pacer.passes[-1]
+    assert booked["host to device"] == pytest.approx(to_device / EMULATED_T4.h2d_gb_s / 1e9)
+    assert booked["device to host"] == pytest.approx(to_host / EMULATED_T4.d2h_gb_s / 1e9)
 
 
 @pytest.mark.parametrize(
-    "copy",
+    "product, flop, nbytes",
     [
-        lambda host, gpu: gpu.copy_(host),
-        lambda host, gpu: host.copy_(gpu),
-        lambda host, gpu: gpu.cpu(),
-        lambda host, gpu: gpu.__setitem__(slice(0, 100), host),
+        (lambda: F.linear(on_gpu(2, 3, 4), on_gpu(5, 4), on_gpu(5)), 2 * 6 * 4 * 5, 4 * (24 + 20 + 30)),
+        (lambda: torch.bmm(on_gpu(2, 3, 4), on_gpu(2, 4, 5)), 2 * 2 * 3 * 4 * 5, 4 * (24 + 40 + 30)),
+        (lambda: on_gpu(3, 4) + 1, 0, 0),
     ],
 )
-def test_a_copy_that_blocks_is_over_when_it_returns(copy):
-    gpu = EmulatedGpu(host_link_bytes_per_s=40_000)  # 400 bytes: 10 ms
-    with emulated_gpu.on_this_thread(gpu):
-        host, there = torch.ones(100), torch.ones(100, device="cuda")
-        began = time.perf_counter()
-        copy(host, there)
-        assert time.perf_counter() >= began + 0.01
+def test_products_take_the_time_of_their_operations_and_bytes(pacer, product, flop, nbytes):
+    product()
+    booked = pacer.passes[-1]
+    assert booked["GPU compute"] == pytest.approx(flop / EMULATED_T4.gpu_fp16_tflop_s / 1e12)
+    assert booked["GPU memory"] == pytest.approx(nbytes / EMULATED_T4.gpu_mem_gb_s / 1e9)
+
+
+def test_products_of_halves_accumulate_in_fp32(gpu):
+    ones = torch.full((1, 4096), 1.0).half().cuda()
+    small = torch.full((1, 4096), 0.001).half().cuda()
+    exact = 4096 * float(torch.tensor(0.001).half())
+    assert F.linear(ones, small).item() == pytest.approx(exact, rel=1e-3)
 
 
 def test_torch_cuda_is_the_emulated_gpu(monkeypatch):
     names = (
         "Stream",
+        "Event",
         "stream",
         "set_device",
         "synchronize",
@@ -313,15 +255,19 @@ def test_torch_cuda_is_the_emulated_gpu(monkeypatch):
     )
     for name in names:
         monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))  # put back after this test
-    gpu = EmulatedGpu(host_link_bytes_per_s=40_000)
+    gpu = EmulatedGpu(EMULATED_T4)
     emulated_gpu.install(gpu)
-    with emulated_gpu.on_this_thread(gpu), torch.cuda.stream(torch.cuda.Stream()):
+    with gpu.on_this_thread(), torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.set_device(0)
-        held = torch.ones(100).cuda()
-        ended = gpu.host_link.reserve(0)
+        gpu.pacer.begin()
+        held = torch.ones(100_000).cuda()  # 12 ms
+        event = torch.cuda.Event()
+        event.record()
+        event.synchronize()
         torch.cuda.synchronize()
-        assert time.perf_counter() >= ended
-        assert torch.cuda.memory_allocated(held.device) == torch.cuda.max_memory_allocated() == 512
+        assert time.perf_counter() >= gpu.pacer.pcie_done_s()
+        assert torch.cuda.memory_allocated(held.device) == torch.cuda.max_memory_allocated() == 400_384
+        assert torch.cuda.max_memory_reserved() == 2**21
 
 
 # ---- FlexGen's own statistic

@@ -146,14 +146,9 @@ def test_repeats_before_an_interrupt_are_kept(monkeypatch, tmp_path, root):
     with pytest.raises(KeyboardInterrupt):
         run_one(mini(repeats=3), tmp_path, offload_root=root)
     (record,) = Log(tmp_path / results.LOG_NAME)
-    assert len(failed(record, "interrupted").repeats) == 1
+    assert len(done(record).repeats) == 1 and "interrupted after 1 of 3 repeats" in record.notes
     assert len(seen) == 1
     assert_nothing_is_left(root, seen)
-
-
-def test_repeats_end_when_enough_time_was_measured(tmp_path, root):
-    record = done(run_one(mini(repeats=50), tmp_path, offload_root=root, repeat_budget_s=1e-9))
-    assert len(record.repeats) == 1 and record.notes == ("1 of 50 repeats: 0 s had been measured by then",)
 
 
 # ---- files go wrong during a run
@@ -223,7 +218,7 @@ def fill(folder, leave):
 
 
 def test_a_disk_too_full_for_the_weights_is_named(small_disk, tmp_path):
-    fill(small_disk, leave=4 << 20)  # the run's log is there too
+    fill(small_disk, leave=2 << 20)  # the run's log is there too
     record = failed(run_one(mini("0 0 100 0 100 0"), tmp_path, offload_root=small_disk / "offload"), "disk_full")
     assert record.repeats == () and list((small_disk / "offload").iterdir()) == []
     done(run_one(mini(), tmp_path, offload_root=small_disk / "offload"))  # needs none of it
@@ -232,7 +227,7 @@ def test_a_disk_too_full_for_the_weights_is_named(small_disk, tmp_path):
 def test_a_disk_that_fills_up_during_a_run_is_named(small_disk, tmp_path):
     """The KV cache's files have their size at once and take their blocks as they are written: the write is a signal."""
     fill(small_disk, leave=1 << 20)
-    work = Workload(gpu_batch_size=4, prompt_len=200, gen_len=2)  # 3.3 MB of KV cache
+    work = Workload(gpu_batch_size=8, prompt_len=200, gen_len=2)  # 3.3 MB of KV cache
     record = failed(run_one(mini("100 0 0 0 100 0", work), tmp_path, offload_root=small_disk / "offload"), "disk_full")
     assert str(small_disk) in record.failure.message and list((small_disk / "offload").iterdir()) == []
 

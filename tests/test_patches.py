@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import warnings
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -341,19 +341,6 @@ def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
     for name in ("set_device", "Stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    job = worker.Job(
-        settings_json="",
-        environment={},
-        model=settings.opt_model,
-        weights_path=tmp_path,
-        prompt_ids=(),
-        offload_dir=tmp_path,
-        log_path=tmp_path / "log",
-        disk_device=None,
-        emulation=None,
-        fastest_loop_s=None,
-        origin_s=0.0,
-    )
     modes_at_the_first_copy = []
 
     class Copies:
@@ -363,9 +350,8 @@ def test_a_copy_threads_buffer_is_pinned_so_and_nothing_after_it(
         def task_done(self):
             pass
 
-    with ExitStack() as thread:
-        made = worker._prepare_disk_tier_and_gpu(job, settings, flexgen, thread)
-        backend.copy_worker_func(Copies(), 0)
+    made = worker._prepare_copy_threads(settings, flexgen, None)
+    backend.copy_worker_func(Copies(), 0)
     assert list(cuda.pinned.values()) == ([2 * (4096 if elements is None else elements)] if elements != 0 else [])
     assert modes_at_the_first_copy == [0]
     assert made.ready.acquire(blocking=False) and not made.ready.acquire(blocking=False)

@@ -104,7 +104,7 @@ def assert_transformers_tokens(record):
 def test_the_expected_tokens_say_something(work, compressed):
     """Not one token over and over, and none won by what fp16 might round away: 0.001 of a logit of about 1."""
     tokens, margins = expected(work.prompt_len, work.gen_len, compressed)
-    assert len(set(tokens)) == len(tokens)
+    assert len(set(tokens)) >= 3
     assert min(margins) > 0.002
 
 
@@ -163,9 +163,9 @@ def test_tokens_are_transformers(percent, workload, options, tmp_path):
 
 
 def test_sparse_attention_gives_the_same_tokens_wherever_its_cache_lies(tmp_path):
-    """What is left out of a cache does not depend on its tier. One row in ten is few enough to matter."""
+    """What is left out of a cache does not depend on its tier. One row in 33 is few enough to matter."""
     runs = {
-        (percent, on_cpu): run_one(mini(percent, LONG, attn_sparsity=0.1, cpu_cache_compute=on_cpu), tmp_path)
+        (percent, on_cpu): run_one(mini(percent, LONG, attn_sparsity=0.03, cpu_cache_compute=on_cpu), tmp_path)
         for percent in ("100 0 100 0 100 0", "100 0 0 100 100 0", "100 0 0 0 100 0")
         for on_cpu in (False, True)
     }

@@ -1,129 +1,80 @@
-"""An emulated GPU: FlexGen's CUDA code, unchanged, on a CPU, with a memory count and paced links.
+"""An emulated GPU: FlexGen's CUDA code, unchanged, on a CPU, with CUDA's memory statistics and paced in every rate.
 
-A tensor on the emulated GPU says that its device is `cuda:0` and carries a CPU tensor inside. Each
-operation on it runs on the inner tensor, so results are real; each copy between it and host memory
-takes the time that the profile's host link takes; each storage behind it is counted, rounded up to
-512 bytes as CUDA's caching allocator does. What `torch.cuda` offers FlexGen (streams, synchronise,
-memory statistics) is stood in for; nothing of FlexGen has to know.
+A tensor on the emulated GPU reports `cuda:0` as its device and carries a CPU tensor inside. Each operation runs on the
+inner tensor, so results are real. The pacer gives every matrix product and every copy the time that it takes on the
+emulated machine, and the allocator counts memory as CUDA's does. Stand-ins for the parts of `torch.cuda` that FlexGen
+uses (streams, events, synchronization, memory statistics) complete it.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import time
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
-MIB, GIB = 2**20, 2**30
-ALLOCATION_ROUNDING = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
+from helpers.engine.caching_allocator import CachingAllocator
+from helpers.engine.pacing import Pacer
+from helpers.machine.profiles import MachineProfile
+from helpers.units import GIB
 
 CUDA = torch.device("cuda:0")
 CPU = torch.device("cpu")
 
 
-class Link:
-    """A link that moves one thing at a time at a fixed rate, whoever asks."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self.free_at = 0.0
-        self._lock = threading.Lock()
-
-    def reserve(self, nbytes: int) -> float:
-        """Queue a transfer; returns the moment (time.perf_counter) at which it will have ended."""
-        with self._lock:
-            self.free_at = max(self.free_at, time.perf_counter()) + nbytes / self.bytes_per_s
-            return self.free_at
-
-    def wait_for(self, nbytes: int) -> None:
-        """Transfer something and wait until it is over."""
-        wait_until(self.reserve(nbytes))
-
-    def drain(self) -> None:
-        """Wait until everything queued so far has ended."""
-        wait_until(self.free_at)
-
-
-def wait_until(moment: float) -> None:
-    """Sleep until `moment` on time.perf_counter's clock."""
-    left = moment - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
-
-
-class MemoryCount:
-    """Bytes of all storages alive on the emulated GPU, and their peak; no more than `capacity_bytes`."""
-
-    def __init__(self, capacity_bytes: float = math.inf) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.allocated = 0
-        self.peak = 0
-        self._alive: set[int] = set()
-        # Reentrant: a release can run inside an allocation, from the garbage collector.
-        self._lock = threading.RLock()
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage from now until nothing holds it; a storage counted already is left alone.
-
-        Raises torch.OutOfMemoryError, in CUDA's words, for one that the GPU has no room for.
-        """
-        identity = storage._cdata
-        with self._lock:
-            if identity in self._alive:
-                return
-            nbytes = -(-storage.nbytes() // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-            if self.allocated + nbytes > self.capacity_bytes:
-                raise torch.OutOfMemoryError(
-                    f"CUDA out of memory. Tried to allocate {nbytes / MIB:.2f} MiB. GPU 0 has a total capacity of "
-                    f"{self.capacity_bytes / GIB:.2f} GiB of which "
-                    f"{(self.capacity_bytes - self.allocated) / MIB:.2f} MiB is free."
-                )
-            self._alive.add(identity)
-            self.allocated += nbytes
-            self.peak = max(self.peak, self.allocated)
-        weakref.finalize(storage, self._release, identity, nbytes)
-
-    def _release(self, identity: int, nbytes: int) -> None:
-        with self._lock:
-            self._alive.discard(identity)
-            self.allocated -= nbytes
-
-
 class EmulatedGpu:
-    """The one emulated GPU of a process: its memory count and its link to the host."""
+    """The one emulated GPU of a process."""
 
-    def __init__(self, host_link_bytes_per_s: float, capacity_bytes: float = math.inf) -> None:
-        self.memory = MemoryCount(capacity_bytes)
-        self.host_link = Link(host_link_bytes_per_s)
+    def __init__(self, profile: MachineProfile) -> None:
+        self.memory = CachingAllocator(profile.gpu_mem_gib * GIB)
+        self.pacer = Pacer(profile)
+        self._here = threading.local()
+
+    @property
+    def stream(self) -> object:
+        """This thread's current stream; None is the default one."""
+        return getattr(self._here, "stream", None)
+
+    @contextmanager
+    def on_stream(self, stream: object) -> Iterator[None]:
+        before = self.stream
+        self._here.stream = stream
+        try:
+            with self.pacer.side_stream():
+                yield
+        finally:
+            self._here.stream = before
+
+    @contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        """Let this thread run code that uses CUDA."""
+        with torch.inference_mode(), CudaFactories(self):
+            yield
 
     def hold(self, inner: torch.Tensor) -> EmulatedCudaTensor:
-        self.memory.add(inner.untyped_storage())
+        self.memory.add(inner.untyped_storage(), self.stream)
         return EmulatedCudaTensor(inner, self)
 
     def to_device(self, host: torch.Tensor) -> EmulatedCudaTensor:
-        self.host_link.reserve(host.nbytes)
+        self.pacer.copy_to_device(host.nbytes, blocking=True)
         return self.hold(host.clone())
 
     def to_host(self, tensor: EmulatedCudaTensor) -> torch.Tensor:
-        """A host copy; the caller has it when the link has moved it, as a copy to host memory blocks."""
-        self.host_link.wait_for(tensor.inner.nbytes)
-        return tensor.inner.clone()
+        self.pacer.copy_to_host(tensor.held.nbytes, blocking=True)
+        return tensor.held.clone()
 
 
 class EmulatedCudaTensor(torch.Tensor):
     """A tensor whose device is `cuda:0` and whose data is `inner`, on the CPU.
 
-    It has no storage of its own: an operation that got past `__torch_function__` would fail, loudly.
+    It has no storage of its own: an operation that bypasses `__torch_function__` fails.
     """
 
-    inner: torch.Tensor
     gpu: EmulatedGpu
 
     @staticmethod
@@ -131,7 +82,7 @@ class EmulatedCudaTensor(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=CUDA)
 
     def __init__(self, inner: torch.Tensor, gpu: EmulatedGpu) -> None:
-        self.inner = inner
+        self.held = inner
         self.gpu = gpu
 
     @classmethod
@@ -147,50 +98,93 @@ class EmulatedCudaTensor(torch.Tensor):
             return args[0].gpu.to_host(args[0])
         if func is torch.Tensor.cuda:
             return args[0]
-        emulated: list[EmulatedCudaTensor] = []
-
-        def unwrap(tensor: torch.Tensor) -> torch.Tensor:
-            if isinstance(tensor, EmulatedCudaTensor):
-                emulated.append(tensor)
-                return tensor.inner
-            if tensor.dim() > 0 and func is not torch.Tensor.__getitem__:
-                raise RuntimeError(f"{func.__name__}: expected all tensors on cuda:0, found one on cpu")
-            return tensor
-
-        inner_args, inner_kwargs = tree_map_only(torch.Tensor, unwrap, (args, kwargs))
+        on_gpu = _first_emulated((*args, *kwargs.values()))
+        unwrap = _unwrap_index if func is torch.Tensor.__getitem__ else _unwrap
+        inner_args = [unwrap(argument) for argument in args]
+        inner_kwargs = {name: unwrap(argument) for name, argument in kwargs.items()}
         if "device" in inner_kwargs:
             inner_kwargs["device"] = CPU
         with torch._C.DisableTorchFunctionSubclass():
-            out = func(*inner_args, **inner_kwargs)
-        if emulated and out is emulated[0].inner:  # an operation in place gives its tensor back
-            return emulated[0]
-        if isinstance(out, torch.Size):  # tree_map would make a plain tuple of it
+            if func in _PRODUCTS:
+                out = _PRODUCTS[func](on_gpu.gpu.pacer, *inner_args, **inner_kwargs)
+            else:
+                out = func(*inner_args, **inner_kwargs)
+        if isinstance(out, torch.Tensor):
+            return on_gpu if out is on_gpu.held else on_gpu.gpu.hold(out)  # in-place operations return their tensor
+        if isinstance(out, torch.Size):
             return out
-        return tree_map_only(torch.Tensor, emulated[0].gpu.hold, out)
+        if isinstance(out, tuple | list):
+            return type(out)([on_gpu.gpu.hold(part) if isinstance(part, torch.Tensor) else part for part in out])
+        return out
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"the emulated GPU does not know {func}")
 
 
 _WHERE_IT_IS = {torch.Tensor.device.__get__: CUDA, torch.Tensor.is_cuda.__get__: True}  # type: ignore[attr-defined]
 
 
+def _first_emulated(values: Any) -> EmulatedCudaTensor:
+    for value in values:
+        if isinstance(value, EmulatedCudaTensor):
+            return value
+        if isinstance(value, tuple | list) and (found := _first_emulated(value)) is not None:
+            return found
+    return None  # type: ignore[return-value]
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, EmulatedCudaTensor):
+        return value.held
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        raise RuntimeError("expected all tensors on cuda:0, found one on cpu")
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        return type(value)(_unwrap(part) for part in value)
+    return value
+
+
+def _unwrap_index(value: Any) -> Any:
+    """As `_unwrap`, but CUDA takes index tensors from the host too."""
+    if isinstance(value, tuple | list):
+        return type(value)(_inner(part) for part in value)
+    return _inner(value)
+
+
 def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, EmulatedCudaTensor) else value
+    return value.held if isinstance(value, EmulatedCudaTensor) else value
+
+
+def _linear(pacer: Pacer, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    out = F.linear(_wide(x), _wide(weight), None if bias is None else _wide(bias)).to(x.dtype)
+    pacer.multiply(2.0 * x.numel() * weight.shape[0], x.nbytes + weight.nbytes + out.nbytes)
+    return out
+
+
+def _bmm(pacer: Pacer, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.bmm(_wide(a), _wide(b)).to(a.dtype)
+    pacer.multiply(2.0 * a.numel() * b.shape[-1], a.nbytes + b.nbytes + out.nbytes)
+    return out
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """fp16 as fp32: GPUs accumulate products of fp16 in fp32, and CPUs without fp16 units are faster so."""
+    return tensor.float() if tensor.dtype == torch.float16 else tensor
+
+
+_PRODUCTS: dict[Any, Any] = {F.linear: _linear, torch.bmm: _bmm}
 
 
 def _copy(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """`dst.copy_(src)`, over the host link where the two are on different sides of it.
+    """`dst.copy_(src)`, over PCIe if only one of them is on the GPU.
 
-    The data is there at once; the time is on the link's clock, which `torch.cuda.synchronize` waits for.
-    The link carries the destination's type: CUDA converts on the source's side first.
+    The data arrives at once; the pacer keeps the time. PCIe carries the destination's type: CUDA converts first.
     """
-    if isinstance(dst, EmulatedCudaTensor) != isinstance(src, EmulatedCudaTensor):
-        gpu = dst.gpu if isinstance(dst, EmulatedCudaTensor) else src.gpu
-        ended = gpu.host_link.reserve(_inner(dst).nbytes)
-        if not non_blocking:
-            wait_until(ended)
+    if isinstance(dst, EmulatedCudaTensor):
+        if not isinstance(src, EmulatedCudaTensor):
+            dst.gpu.pacer.copy_to_device(dst.held.nbytes, not non_blocking)
+    elif isinstance(src, EmulatedCudaTensor):
+        src.gpu.pacer.copy_to_host(dst.nbytes, not non_blocking)
     _inner(dst).copy_(_inner(src))
     return dst
 
@@ -205,8 +199,8 @@ def _set_item(dst: torch.Tensor, index: Any, value: Any) -> None:
 
 
 class CudaFactories(TorchFunctionMode):
-    """Sends to the emulated GPU what names CUDA without holding a tensor on it: factories with
-    `device=cuda`, `.cuda()` of a host tensor, pinning.
+    """Sends calls that name CUDA without holding a tensor on it to the emulated GPU: factories with `device=cuda`,
+    `.cuda()` of a host tensor, pinning.
 
     A mode belongs to a thread: each thread that runs FlexGen's code enters one.
     """
@@ -235,45 +229,88 @@ class CudaFactories(TorchFunctionMode):
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark host memory as pinned: the emulated GPU needs no real pinning, FlexGen asks which it is."""
+    """Mark host memory as pinned: FlexGen asks for it, the emulated GPU doesn't need it."""
     tensor.emulated_pin = True  # type: ignore[attr-defined]
     return tensor
 
 
 class _Stream:
-    """torch.cuda.Stream's stand-in: one queue is enough, the links keep the time."""
+    """torch.cuda.Stream's stand-in."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
 
 class _Event:
-    """torch.cuda.Event's stand-in: what the host link had queued when it was recorded."""
+    """torch.cuda.Event's stand-in, for copies to the GPU."""
 
-    def __init__(self, gpu: EmulatedGpu) -> None:
-        self._gpu = gpu
+    def __init__(self, pacer: Pacer) -> None:
+        self._pacer = pacer
 
     def record(self) -> None:
-        self._moment = self._gpu.host_link.free_at
+        self._moment_s = self._pacer.pcie_done_s()
 
     def synchronize(self) -> None:
-        wait_until(self._moment)
+        self._pacer.wait_until(self._moment_s)
 
 
 def install(gpu: EmulatedGpu) -> None:
     """Make this process's `torch.cuda` the emulated GPU, for good; for a worker process only."""
-    torch.cuda.Stream = _Stream
-    torch.cuda.Event = lambda: _Event(gpu)
-    torch.cuda.stream = lambda stream: nullcontext()
-    torch.cuda.set_device = lambda device: None
-    torch.cuda.synchronize = lambda device=None: gpu.host_link.drain()
-    torch.cuda.memory_allocated = lambda device=None: gpu.memory.allocated
-    torch.cuda.max_memory_allocated = lambda device=None: gpu.memory.peak
-    torch.cuda.max_memory_reserved = lambda device=None: gpu.memory.peak
+    stand_ins = {
+        "Stream": _Stream,
+        "Event": lambda: _Event(gpu.pacer),
+        "stream": gpu.on_stream,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: gpu.pacer.synchronize(),
+        "memory_allocated": lambda device=None: gpu.memory.allocated,
+        "max_memory_allocated": lambda device=None: gpu.memory.peak,
+        "max_memory_reserved": lambda device=None: gpu.memory.peak_reserved,
+    }
+    for name, stand_in in stand_ins.items():
+        setattr(torch.cuda, name, stand_in)
 
 
-@contextmanager
-def on_this_thread(gpu: EmulatedGpu) -> Iterator[None]:
-    """Let this thread run code that speaks of CUDA."""
-    with torch.inference_mode(), CudaFactories(gpu):
-        yield
+def pace_flexgen(gpu: EmulatedGpu, flex_opt: Any, pytorch_backend: Any, compression: Any) -> None:
+    """Tell the pacer about the steps of FlexGen that are not operations on tensors; for a worker process only."""
+    pacer = gpu.pacer
+
+    def before(owner: Any, name: str, tell: Any) -> None:
+        original = getattr(owner, name)
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            tell(*args)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, told)
+
+    def new_pass(lm: Any, i: int, k: int) -> None:
+        if k == 0:
+            pacer.next_pass()
+
+    def dequantise(device: Any, tensor: Any) -> None:
+        if device.base_device.dev == CUDA:
+            pacer.dequantise(2 * math.prod(tensor.shape))
+
+    def attend(device: Any, q: Any, k: Any, *others: Any) -> None:
+        if not k.is_cuda:
+            pacer.attend_on_cpu(2 * 2 * k.numel())  # keys and values, were they fp16
+
+    before(flex_opt.OptLM, "update_attention_mask", new_pass)
+    before(flex_opt.OptLM, "compute_layer", lambda *step: pacer.launch_layer())
+    before(compression.TorchCompressedDevice, "decompress", dequantise)
+    before(pytorch_backend.TorchDevice, "_attention_value", attend)
+
+    map_to_torch_tensor, synchronize = pytorch_backend.map_to_torch_tensor, pytorch_backend.TorchDisk.synchronize
+
+    def map_paced(tensor: Any, indices: Any) -> Any:
+        data = map_to_torch_tensor(tensor, indices)
+        if tensor.device.device_type == pytorch_backend.DeviceType.DISK:
+            pacer.use_disk(data.nbytes)
+        return data
+
+    def synchronize_paced(disk: Any) -> None:
+        synchronize(disk)
+        pacer.synchronize()
+
+    pytorch_backend.map_to_torch_tensor = map_paced
+    pytorch_backend.TorchDisk.synchronize = synchronize_paced

