@@ -120,8 +120,9 @@ def run(
         waiting = todo
         while waiting:
             for one in waiting:
-                where = f"run {todo.index(one) + 1} of {len(todo)}, repeat {len(one.outcome.repeats) + 1}"
-                words = f"{where}: {describe(one.settings)}"
+                words = describe(one.settings)
+                if not on_phase:
+                    words = f"run {todo.index(one) + 1} of {len(todo)}: {words}"
                 tell(words)
                 one.measure(made, root, limit_s, allow_long, say, functools.partial(tell_phase, words))
                 bar.update()

@@ -177,25 +177,22 @@ def start(
 
 
 class _Teller:
-    """Turns what `lab.run` says into progress: which run of how many, and the seconds left."""
+    """Turns what `lab.run` says into progress: which run of how many, and the seconds left.
+
+    Repeats take turns over the runs, so the seconds left are those of all runs together.
+    """
 
     def __init__(self, runs: Mapping[str, RunSettings], output: Path, fresh: bool) -> None:
         todo = {name: runs[name] for name in (runs if fresh else lab.without_figures(runs, output))}
-        self.seconds = [forecast.of({name: run}, output, fresh).seconds for name, run in todo.items()]
-        self.settings, self.number, self.began_s = "", 0, 0.0
+        self.names = [lab.describe(run) for run in todo.values()]
+        self.seconds = forecast.of(todo, output, fresh=True).seconds if todo else 0.0
+        self.began_s = time.monotonic()
 
     def __call__(self, text: str) -> None:
         settings, _, phase = text.partition(": ")
-        if settings != self.settings:
-            self.settings, self.began_s = settings, time.monotonic()
-            self.number += 1
-        progress.tell(progress.Progress(self.number, len(self.seconds), phase, self._left_s(), settings))
-
-    def _left_s(self) -> float | None:
-        here, *later = self.seconds[self.number - 1 :] or [None]
-        if here is None or None in later:
-            return None
-        return max(0.0, here - (time.monotonic() - self.began_s)) + sum(filter(None, later))
+        number = self.names.index(settings) + 1 if settings in self.names else 1
+        left_s = None if self.seconds is None else max(0.0, self.seconds - (time.monotonic() - self.began_s))
+        progress.tell(progress.Progress(number, len(self.names), phase, left_s, settings))
 
 
 def _in_every_table(runs: Mapping[str, RunSettings]) -> str:

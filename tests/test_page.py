@@ -50,7 +50,7 @@ def test_what_all_tables_share_is_shown_once_first(page, question):
     where.run(homework.QUESTIONS[question])
     text = shown[0]
     assert text.startswith("Plan: ") and text.count("measured on the emulated GPU: emulated slow-motion T4") == 1
-    assert "opt-mini, prompt 32, generated 8" in text and "page cache natural" in text
+    assert "opt-mini, prompt 16, generated 4" in text and "page cache natural" in text
     assert "medians of up to 3 repeats" in text
     assert ("and cold" in text) == (question == "q4") and ("batch 4" in text) == (question != "q2")
 

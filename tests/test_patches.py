@@ -324,7 +324,7 @@ def test_where_cuda_does_not_pin_it_torch_is_asked_as_before(monkeypatch):
 @pytest.mark.parametrize(
     "percent, options, elements",
     [
-        ("0 0 100 0 100 0", {"copy_buffer": "fit"}, 2050 * 256),  # the positions, and the two beside them
+        ("0 0 100 0 100 0", {"copy_buffer": "fit"}, 1024 * 256),  # the token embedding
         ("0 0 100 0 100 0", {}, None),
         ("100 0 100 0 100 0", {}, 0),
     ],
