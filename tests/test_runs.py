@@ -7,13 +7,9 @@ import statistics
 
 import pytest
 
-from factories import WORK, disk_series, make_record
+from factories import disk_series, make_record
 from helpers.analysis import matching, readers
 from helpers.errors import Refused
-from helpers.homework import QUESTIONS
-from helpers.models import OptModel
-from helpers.placement import place
-from helpers.report.comparison import REFERENCE
 from helpers.results import Failure, Log, Repeat, RunRecord, Samples
 from helpers.runs import from_record
 
@@ -148,74 +144,3 @@ def test_a_log_without_records_is_refused(tmp_path):
     path.write_text("\n")
     with pytest.raises(Refused, match="no readable record"):
         readers.read(path)
-
-
-# ---- roles
-
-
-def test_rows_are_matched_by_what_they_are_not_by_name():
-    renamed = [p.model_copy(update={"run_id": f"mine {i}"}) for i, p in enumerate(readers.read(REFERENCE))]
-    rows = matching.homework_rows(reversed(renamed))
-    original = matching.homework_rows(readers.read(REFERENCE))
-    assert {k: v.total_throughput_tok_s for k, v in rows.by_id.items()} == {
-        k: v.total_throughput_tok_s for k, v in original.by_id.items()
-    }
-    wanted = {r.id for question in QUESTIONS.values() for r in question} - {"q4-disk-cold"}
-    assert set(rows.by_id) == wanted
-
-
-def test_the_fullest_campaign_is_taken_and_the_others_are_named():
-    t4 = readers.read(REFERENCE)
-    other = from_record("x", make_record())
-    rows = matching.homework_rows([other, *t4])
-    assert rows.first.model == "opt-1.3b" and any("opt-mini" in note for note in rows.left_out)
-
-
-def test_cold_and_natural_runs_are_not_mixed_up():
-    natural = from_record("n", make_record())
-    cold = from_record("c", make_record(settings={"page_cache": "cold"}))
-    rows = matching.homework_rows([cold, natural])
-    assert rows.by_id["q1-5"] == natural and rows.by_id["q4-disk-cold"] == cold
-    assert matching.homework_rows([cold]).by_id["q1-5"] == cold
-
-
-def test_two_models_that_a_folder_had_are_not_one():
-    """Its later one is twice as wide: rows of the two are no Q1 together, and each is placed by its own shape."""
-    shapes = [OptModel("opt-mine", 2, width, 4, 1024) for width in (128, 256)]
-    records = [
-        of_folder(make_record(percent=percent), "/models/mine", shape)
-        for percent, shape in (
-            ("50 50 100 0 100 0", shapes[0]),
-            ("50 0 100 0 100 0", shapes[1]),
-            ("0 50 100 0 100 0", shapes[1]),
-        )
-    ]
-    measured = [from_record(str(n), record) for n, record in enumerate(records)]
-    rows = matching.homework_rows(measured)
-    assert set(rows.by_id) == {"q1-3", "q1-4"} and "2 layers of width 128" in rows.left_out[0]
-    assert [p.placement.total_bytes for p in measured] == [
-        place(shape, 50, 50, False).total_bytes for shape in (shapes[0], shapes[1], shapes[1])
-    ]
-
-
-def test_the_note_on_other_campaigns_says_in_what_they_differ():
-    longer = WORK.model_copy(update={"gen_len": 9})
-    kinds = [{}, {"workload": longer}, {"attn_sparsity": 0.5}]
-    records = [make_record(settings=options) for options in kinds]
-    records += [make_record(percent="100 0 100 0 100 0")]
-    lines = matching.homework_rows([from_record(str(n), r) for n, r in enumerate(records)]).left_out
-    assert len(lines) == 2 and "9 tokens generated" in lines[0] and "--attn-sparsity 0.5" in lines[1]
-
-
-def test_a_run_with_other_options_is_no_row_beside_plain_ones():
-    plain = from_record("p", make_record())
-    sparse = from_record("s", make_record(settings={"overlap": False}))
-    assert "--overlap false" in sparse.other_options
-    assert len(matching.homework_rows([plain, sparse]).left_out) == 1
-
-
-def test_of_two_same_runs_the_last_done_one_counts():
-    first, second = (from_record("a", make_record(latencies=((s,),))) for s in (4.0, 2.0))
-    failed = first.model_copy(update={"status": "failed", "reason": "oom"})
-    rows = matching.homework_rows([first, second, failed])
-    assert rows.done("q1-5") == second and len(rows.left_out) == 2

@@ -15,6 +15,7 @@ from helpers.analysis.values import (
     Answer,
     Part,
     Value,
+    capital,
     in_line,
     listed,
     orders,
@@ -182,7 +183,7 @@ def _by_rule(run: Run, reads: DiskReads | None, disk_kb_s: float | None) -> tupl
         return "unknown", "no sample within the run gives a request size."
     peak = f"rareq-sz peaks at {plain(request_kb)} KB"
     if request_kb >= LARGE_REQUEST_KB:
-        return "A", f"{peak} (≥ {LARGE_REQUEST_KB})."
+        return "A", f"{peak} (≥ {LARGE_REQUEST_KB} KB)."
     limit = disk_kb_s or (reads.needed_bytes_per_s / KIB if reads and reads.needed_bytes_per_s else None)
     much_lower = read_kb is not None and limit is not None and read_kb < MUCH_LOWER * limit
     high = requests is not None and requests >= HIGH_REQUESTS_PER_S
@@ -190,7 +191,7 @@ def _by_rule(run: Run, reads: DiskReads | None, disk_kb_s: float | None) -> tupl
         what = "the disk can deliver" if disk_kb_s else "the run took in"
         return "C", f"{peak}, and the disk's {_kb_s(read_kb)} are far below the {_kb_s(limit)} that {what}."
     if high:
-        return "B", f"{peak} (< {LARGE_REQUEST_KB}) at {plain(requests or 0, 4)} requests per second."
+        return "B", f"{peak} (< {LARGE_REQUEST_KB} KB) at {plain(requests or 0, 4)} requests per second."
     seen = "an unknown number of" if requests is None else f"only {plain(requests)}"
     return "unknown", f"{peak}, with {seen} requests per second: neither B's rate nor C's."
 
@@ -207,19 +208,19 @@ def _disk_part(classes: tuple[DiskClass, ...]) -> Part:
     verdict = f"Class {first.by_rule}, {MEANING[first.by_rule]}: {first.why}" if known else f"Can't tell: {first.why}"
     disagreement = _disagreement(first)
     reason = READAHEAD if first.by_rule == "A" and not disagreement else ""
-    reads = first.reads
-    figures = ""
-    if first.by_rule in ("A", "B") and reads and not disagreement:
-        figures = f"{reads.in_words[:1].upper()}{reads.in_words[1:]}."
-    if first.by_rule == "A" and first.request_kb_median is not None:
-        figures = f"The median request is {plain(first.request_kb_median)} KB. {figures}".strip()
+    figures = []
+    if first.by_rule in ("A", "B") and not disagreement:
+        if first.request_kb_median is not None:
+            figures.append(f"The median request is {plain(first.request_kb_median)} KB.")
+        if first.reads:
+            figures.append(f"{capital(first.reads.in_words)}.")
     details = [RULE]
     for found in others:
         known = found.by_rule in MEANING
         name = f"class {found.by_rule}, {MEANING[found.by_rule]}: " if known else "can't tell, "
         extra = f" {_disagreement(found)}" if _disagreement(found) else ""
         details.append(f"{found.label}: {name}{found.why}{extra}")
-    return visible_part("Part 1:", verdict, (disagreement, reason, figures), "\n\n".join(details))
+    return visible_part("Part 1:", verdict, (disagreement, reason, *figures), "\n\n".join(details))
 
 
 def _disagreement(found: DiskClass) -> str:
@@ -292,9 +293,8 @@ def _compute_part(answer: DiskIO) -> Part:
         verdict = f"Not the same: {figures} ({times(change)}×)."
         if means_alike:
             verdict = f"Not the same: the means agree ({figures}), the medians don't."
-        reason = (
-            "The GPU computes the same, so the timer contains something else: cold calls, or copies and other load."
-        )
+        causes = "copies or other load" if medians else "cold first calls, copies or other load"
+        reason = f"The GPU computes the same, so the timer includes something else: {causes}."
     return visible_part("Part 2 (a)", verdict, (reason, _against_pass(answer), medians))
 
 

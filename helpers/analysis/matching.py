@@ -166,7 +166,9 @@ class _Campaign:
 
     def _row(self, run: Run, label: str, name: str = "") -> QuestionRow:
         percent, batch, *rest = _key(run)
-        key = (percent, _REFERENCE_BATCH if batch == self.batch else batch, *rest)
+        # The campaign's batch stands for the homework's 4, which then is a batch like any other.
+        batch = {_REFERENCE_BATCH: 0, self.batch: _REFERENCE_BATCH}.get(batch, batch)
+        key = (percent, batch, *rest)
         known = next((row for row in _HOMEWORK if _key(row) == key and row.page_cache is None), None)
         row_id = known.id if known else run.run_id
         return QuestionRow(row_id, label, name or run.split.in_words, run, known is not None)
@@ -234,7 +236,7 @@ class _Campaign:
         if not _on_gpu(run.split):
             return "KV cache or activations not on the GPU"
         used = self.chosen.get(_key(run))
-        if used is not None and run.page_cache == used.page_cache:
+        if used is not None and used is not run and run.page_cache == used.page_cache:
             return "measured again later" if run.status == "done" else "failed; another attempt is used"
         if (run.page_cache == "cold") != self.main_is_cold:
             return (

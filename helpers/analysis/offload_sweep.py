@@ -16,6 +16,7 @@ from helpers.analysis.values import (
     Interval,
     Part,
     Value,
+    capital,
     listed,
     orders,
     plain,
@@ -236,7 +237,7 @@ def _page_cache_shares(sweep: OffloadSweep, steps: list[Step]) -> list[str]:
         if corrected and sweep.rates.disk_row and not Value.of(corrected).is_close_to(step.ratio):
             change = abs(math.log2(corrected / step.ratio.value))
             at = f"At {sweep.rates.disk_row.label}'s disk rate {step.name} is {plain(corrected, 4)}"
-            found.append((-round(change), step.link == "Disk", f"{at}: page cache served {listed(step.cached)}."))
+            found.append((-round(change), step.link == "Disk", f"{at}: page cache helped {listed(step.cached)}."))
     return [words for *_, words in sorted(found)]
 
 
@@ -261,7 +262,7 @@ def _within_pair(sweep: OffloadSweep) -> Part:
         figures, winner = " and ".join(words for _, words in found.values()), next(iter(winners))
         verdict = f"Neither: the ratios differ by less than the figures spread ({figures})."
         if winner:
-            verdict = f"{winner[:1].upper()}{winner[1:]}, in both pairs: {figures}."
+            verdict = f"{capital(winner)}, in both pairs: {figures}."
     else:
         sentences = [f"{name.capitalize()} pair: {larger or 'neither'} ({f})." for name, (larger, f) in found.items()]
         sentences += [f"{n.capitalize()} pair: can't tell." for n in ("front", "back") if n not in found]
