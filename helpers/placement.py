@@ -60,6 +60,7 @@ class Placement:
         return " + ".join(share for share in shares if not share.startswith("0.0 "))
 
 
+@lru_cache
 def stored_bytes(shape: tuple[int, ...], compressed: bool) -> int:
     """Bytes of a weight as FlexGen stores it; compressed: 4-bit values by rows in groups of 64, rounded
     up, with an fp16 scale and minimum per group and column."""
@@ -72,6 +73,7 @@ def stored_bytes(shape: tuple[int, ...], compressed: bool) -> int:
     return groups * (GROUP_SIZE // 2) * columns + groups * 2 * columns * FP16_BYTES
 
 
+@lru_cache(maxsize=50_000)
 def tiers_of_layer(elements: tuple[int, ...], weights_gpu: int, weights_cpu: int) -> tuple[Tier, ...]:
     """The tier of each tensor of a layer, from the tensors' element counts.
 

@@ -7,7 +7,7 @@ from helpers import models
 from helpers.analysis import readers
 from helpers.engine import launcher
 from helpers.placement import place
-from helpers.predict.batch_bound import largest_batch_bound
+from helpers.predict.batch_bound import largest_batch_bounds
 from helpers.predict.gpu_memory import PARTS, peak_gpu_memory
 from helpers.predict.host_memory import host_memory
 from helpers.predict.tensors import block_bytes, pinned_block_bytes, representative_split
@@ -156,8 +156,10 @@ def test_the_bound_on_the_batch_is_above_what_fits(settings):
     """What fits to the byte must not be ruled out by the quick bound."""
     gpu = peak_gpu_memory(settings, 0).high_bytes
     host = host_memory(settings).total_bytes
-    work = settings.workload
-    assert largest_batch_bound(settings, work.num_gpu_batches, gpu, host) >= work.gpu_batch_size
+    work, split = settings.workload, settings.split
+    splits = ((split.weights_gpu, split.weights_cpu),)
+    bounds = largest_batch_bounds(settings, splits, (work.num_gpu_batches,), gpu, host)
+    assert bounds.item() >= work.gpu_batch_size
 
 
 def test_one_placement_is_one_prediction():

@@ -14,7 +14,7 @@ from helpers.explorer.drawing import Drawing, decades_around, note
 from helpers.explorer.split_map import with_split
 from helpers.explorer.view import View, without_batch, without_split
 from helpers.machine.profiles import MachineProfile
-from helpers.predict.batch_bound import largest_batch_bound
+from helpers.predict.batch_bound import largest_batch_bounds
 from helpers.predict.search import BATCH_COUNTS, BATCH_SIZES, all_placements, fits, with_batch
 from helpers.predict.time_model import fastest_latencies
 from helpers.report.plots import BLUE, GREY, VERMILION
@@ -38,14 +38,13 @@ def frontier(settings: RunSettings, profile: MachineProfile) -> Frontier:
 
 @lru_cache(maxsize=16)
 def _frontier(settings: RunSettings, profile: MachineProfile) -> Frontier:
-    families = [with_split(settings, *split) for split in all_placements(settings.opt_model)]
+    splits = all_placements(settings.opt_model)
+    families = [with_split(settings, *split) for split in splits]
     gpu_bytes = profile.usable_gpu_bytes - profile.cublas_workspace_bytes
-    largest = np.array(
-        [[largest_batch_bound(one, n, gpu_bytes, profile.usable_host_bytes) for n in BATCH_COUNTS] for one in families]
-    )
+    largest = largest_batch_bounds(settings, splits, BATCH_COUNTS, gpu_bytes, profile.usable_host_bytes)
     shape = (len(families), len(BATCH_SIZES), len(BATCH_COUNTS))
     sizes = np.broadcast_to(np.array(BATCH_SIZES).reshape(1, -1, 1), shape)
-    latency_s = fastest_latencies(settings, profile, all_placements(settings.opt_model), sizes, BATCH_COUNTS)
+    latency_s = fastest_latencies(settings, profile, splits, sizes, BATCH_COUNTS)
     tok_s = sizes * np.array(BATCH_COUNTS) * settings.workload.gen_len / latency_s
     possible = sizes <= largest[:, None, :]
     where, latency_s, tok_s = np.argwhere(possible), latency_s[possible], tok_s[possible]

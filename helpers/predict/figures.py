@@ -74,6 +74,9 @@ def search_as_json(found: SearchResult, model: str, profile: MachineProfile) -> 
             "compress_weight": choice.settings.compress_weight,
             "compress_cache": choice.settings.compress_cache,
             "cpu_cache_compute": choice.settings.cpu_cache_compute,
+            "pin_weight": choice.settings.pin_weight,
+            "disk_reader": choice.settings.disk_reader,
+            "copy_buffer": choice.settings.copy_buffer,
             "total_throughput_tok_s": choice.prediction.total_throughput_tok_s,
             "peak_gpu_mem_gib": choice.prediction.peak_gpu_mem_gib,
             "host_mem_gib": choice.prediction.host_mem_gib,
@@ -88,6 +91,7 @@ def search_as_json(found: SearchResult, model: str, profile: MachineProfile) -> 
         "model": model,
         "compared": found.compared,
         "limit": found.limit,
+        "lead": found.lead,
         "best": choices[0],
         "runners_up": choices[1:],
     }
