@@ -370,6 +370,21 @@ def test_analyze_writes_tables_figures_and_report_and_says_where_the_report_is(t
     assert report == f"report: {tmp_path / 'report.html'}" and f"{len(written)} files" in beside
 
 
+def test_analyze_imports_neither_torch_nor_nvml(tmp_path):
+    program = (
+        "import sys; from helpers.__main__ import main; "
+        f"assert main(['analyze', {str(REFERENCE)!r}, '--output', {str(tmp_path)!r}]) == 0; "
+        "print(sorted({'torch', 'pynvml', 'flexgen', 'transformers'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=paths.ROOT, capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1:] == ["[]"], ran.stderr
+
+
+def test_a_template_is_printed_and_nothing_else(capsys):
+    assert main(["analyze", "--template"]) == DONE
+    assert "total_throughput_tok_s" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "name, content, named",
     [

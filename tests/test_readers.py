@@ -322,10 +322,15 @@ def test_an_iostat_log_goes_to_its_run_or_is_asked_about(flexgen, tmp_path):
     for one in (DISK, half):
         (tmp_path / log_name(flexgen, one)).write_text(record(one, 10.0, 100.0))
     (tmp_path / "iostat.txt").write_text(as_text(CAPTURED))
-    with pytest.raises(Refused, match=r"iostat\.txt: which run does it belong to\? 2 runs read the disk") as refused:
+    with pytest.raises(
+        Refused, match=r"iostat\.txt: which run does it belong to\? Rename it: .*q1-5\.iostat"
+    ) as refused:
         readers.collect([tmp_path])
     assert "\n" not in str(refused.value)
-    (tmp_path / "iostat.txt").rename(tmp_path / f"{log_name(flexgen, DISK)[:-4]}.iostat.txt")
+    name = f"{log_name(flexgen, DISK)[:-4]}.iostat.txt"
+    (tmp_path / "iostat.txt").rename(tmp_path / name)
+    assert "iostat" in next(run for run in readers.collect([tmp_path]).runs if run.settings == DISK).sources[1]
+    (tmp_path / name).rename(tmp_path / "q1-5.iostat.txt")
     by_split = {str(run.split): run for run in readers.collect([tmp_path]).runs}
     assert by_split[homework.DISK].disk_rkb_s_peak == 252416.0
     assert by_split["50 0 100 0 100 0"].disk_rkb_s_peak is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,22 +233,34 @@ def _attach_disks(found: list[Found], contents: _Contents) -> None:
             and not one.values.get("debug_mode")
             and "status" not in one.figures
         ]
-        stem = path.name.partition(".")[0] if not flexgen_output.NAME.search(path.name) else ""
-        named = [one for one in reads if Path(one.where.file).stem and Path(one.where.file).stem in path.name]
-        by_stem = [one for one in reads if stem and stem in Path(one.where.file).stem]
-        by_name = [one for one in reads if _split_in(path.name) == str(one.values["split"])]
-        same_cell = [one for one in reads if one.where.cell is not None and f"cell {one.where.cell}" in str(disk.where)]
-        near = [one for one in reads if contents.folders.get(one.where.file) == path.parent]
-        for candidates in (same_cell, named, by_stem, by_name, near, reads):
+        for candidates in _claims(reads, path, disk, contents):
             if len(candidates) == 1:
                 _attach(candidates[0], disk)
                 break
         else:
-            why = "no run of these files reads the disk" if not reads else f"{len(reads)} runs read the disk"
-            raise Refused(
-                f"{path}: which run does it belong to? {why}; name it after the run's file, such as "
-                "RUN.iostat.txt next to RUN.log, or put the two in a folder of their own"
-            )
+            if not reads:
+                raise Refused(f"{path}: no run of these files reads the disk; leave it out")
+            names = "; ".join(f"{_name(one)}.iostat.txt for {_settings(one).in_words}" for one in reads)
+            raise Refused(f"{path}: which run does it belong to? Rename it: {names}")
+
+
+def _claims(reads: list[Found], path: Path, disk: iostat.DiskLog, contents: _Contents) -> Iterator[list[Found]]:
+    """The runs that an iostat log may belong to by one sign after another, the surest first."""
+    yield [one for one in reads if one.where.cell is not None and f", cell {one.where.cell}," in f"{disk.where},"]
+    yield [one for one in reads if path.name.startswith(f"{_name(one)}.")]
+    yield [one for one in reads if path.name.startswith(Path(one.where.file).stem)]
+    yield [one for one in reads if _split_in(path.name) == str(one.values["split"])]
+    yield [one for one in reads if contents.folders.get(one.where.file) == path.parent]
+    yield reads
+
+
+def _settings(one: Found) -> RunSettings:
+    values = {name: value for name, value in one.values.items() if value is not None}
+    return RunSettings.of(**(ASSUMED | {"device": "cuda"} | values))
+
+
+def _name(one: Found) -> str:
+    return one.name or run_id(_settings(one))
 
 
 def _split_in(name: str) -> str:
@@ -306,7 +318,7 @@ def _run(one: Found, kind: Kind, source: str, about: About) -> Run:
         raise Refused(f"{one.where}: neither a throughput nor latencies; write why in a column `reason`, status failed")
     assumed = tuple(name for name in (*ASSUMED, "page_cache") if name not in values)
     try:
-        settings = RunSettings.of(**(ASSUMED | {"device": "cuda"} | values))
+        settings = _settings(one)
         machine = _machine(about)
         run = Run(
             run_id=one.name or run_id(settings),
