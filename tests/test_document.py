@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
@@ -120,6 +121,15 @@ def test_the_machine_notebooks_disk_rate_is_in_the_block(tmp_path):
         (tmp_path / "machine.json").write_text(kept.model_copy(update={"machine": machine}).model_dump_json())
         document.write([from_record("x", make_record())], tmp_path)
         assert words in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_someone_elses_machine_is_described_next_to_their_figures(handed_in, tmp_path):
+    assert "- GPU: NVIDIA Tesla T4, 14,912 MB" in (handed_in[0] / "report.md").read_text(encoding="utf-8")
+    shutil.copy(comparison.REFERENCE, tmp_path / "mine.csv")
+    (tmp_path / "mine.json").write_text('{"GPU": 7}')
+    with pytest.raises(Refused, match=r"mine\.json"):
+        document.analyze(tmp_path / "mine.csv", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_row_is_enough_and_other_questions_say_there_is_nothing(tmp_path):

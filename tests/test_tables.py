@@ -21,7 +21,7 @@ def test_every_table_of_the_hand_in_holds_its_figures():
     assert tables.weight_compression(T4).frame["peak_gpu_mem_gib"].tolist() == [2.807, 1.104, 0.588, 0.470]
     assert tables.disk_io(T4).frame["disk_rkb_s_peak"].tolist() == [252500]
     assert tables.breakdown(T4).shown["load / compute"].tolist() == ["0.0054", "33.51"]
-    ratios = [text.split("= ")[1] for text in tables.offload_sweep_ratios(T4).shown["Ratio"]]
+    ratios = [text.split("=")[1].strip() for text in tables.offload_sweep_ratios(T4).shown["Ratio"]]
     assert ratios == ["2.28", "35.51", "1.15", "1.97"]
 
 

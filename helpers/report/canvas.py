@@ -131,9 +131,11 @@ def legend(axes: Axes) -> None:
         axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
 
 
-def row_labels(axes: Axes, rows: Sequence[QuestionRow]) -> None:
-    """Under each bar its run: the split asked for, below it the one achieved, and whether something went wrong."""
-    axes.set_xticks(np.arange(len(rows)), [_row_label(row) for row in rows])
+def row_labels(axes: Axes, rows: Sequence[QuestionRow], remarks: Sequence[str] = ()) -> None:
+    """Under each bar its run: the split asked for, below it the one achieved, what went wrong, and a remark."""
+    labels = [_row_label(row) for row in rows]
+    labels = [f"{label}\n{remark}".strip() for label, remark in zip(labels, remarks or [""] * len(rows))]
+    axes.set_xticks(np.arange(len(rows)), labels)
     axes.set_xlim(-0.6, len(rows) - 0.4)
 
 

@@ -41,8 +41,7 @@ class _Pair(NamedTuple):
 
 
 def _label(row: QuestionRow) -> str:
-    words = "100 % disk, " * row.name.startswith("batch") + row.name
-    return words + ", 4-bit weights" * row.run.compress_weight
+    return "100 % disk, " * row.name.startswith("batch") + row.name
 
 
 def _peak_ratio(pair: _Pair) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from helpers import analysis, paths
@@ -35,34 +35,41 @@ def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
 
     Raises Refused if the file can't be read or the folder can't be written, before anything is.
     """
-    runs = readers.read(file)
+    runs, machine = readers.read(file), environment.described(Path(file))
     output_dir = paths.folder(output_dir, "--output")
     paths.check_writable(output_dir / "report.md")
-    return write(runs, output_dir, Path(file).parent)
+    return write(runs, output_dir, Path(file).parent, machine)
 
 
-def write(runs: Sequence[Run], output_dir: str | Path, measured_in: Path | None = None) -> list[Path]:
+def write(
+    runs: Sequence[Run],
+    output_dir: str | Path,
+    measured_in: Path | None = None,
+    machine: Mapping[str, str] | None = None,
+) -> list[Path]:
     """Write `tables/`, `figures/`, `report.md` and `report.html` into a folder; return their paths.
 
-    `measured_in` is the folder that holds notebook 00's figures of the machine, if not the same one.
+    `measured_in` is the folder that holds notebook 00's figures of the machine, if not the same one. `machine`
+    describes someone else's.
     """
     runs, output_dir = tuple(runs), Path(output_dir)
     all_tables, all_plots = tables.every(runs), plots.every(runs)
     written = [path for table in all_tables.values() for path in save_table(table, output_dir / "tables")]
     written += [save_plot(plot, output_dir / "figures") for plot in all_plots.values() if plot.drawn]
     disk_gb_s = environment.disk_read_gb_s(measured_in or output_dir, runs)
-    text = markdown(runs, all_tables, all_plots, disk_gb_s)
+    block = environment.block(homework_rows(runs).runs or runs, disk_gb_s, machine)
+    text = markdown(runs, all_tables, all_plots, block)
     written.append(paths.write_atomically(output_dir / "report.md", text))
     written.append(paths.write_atomically(output_dir / "report.html", html_page.render(text, all_plots)))
     return written
 
 
 def markdown(
-    runs: Sequence[Run], all_tables: dict[str, Table], all_plots: dict[str, Plot], disk_gb_s: float | None = None
+    runs: Sequence[Run], all_tables: dict[str, Table], all_plots: dict[str, Plot], environment_block: str
 ) -> str:
-    """The report as Markdown, its plots by relative path. `disk_gb_s` is the disk's measured sequential rate."""
+    """The report as Markdown, its plots by relative path."""
     rows = homework_rows(runs)
-    blocks = ["# LLM offloading with FlexGen", environment.block(rows.runs or runs, disk_gb_s)]
+    blocks = ["# LLM offloading with FlexGen", environment_block]
     if remarks := environment.remarks(runs):
         blocks.append(remarks)
     blocks += [in_line(sentence) for sentence in rows.left_out]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from helpers.analysis import matching
 from helpers.analysis.values import capital, in_line, listed, plain, rate
+from helpers.errors import Refused
 from helpers.machine.emulation import EMULATED_T4
 from helpers.machine.profiles import CEILINGS_NAME
 from helpers.results import Kind, Machine
@@ -40,18 +41,42 @@ def disk_read_gb_s(folder: Path, runs: Iterable[Run]) -> float | None:
     return rate_gb_s if ours == {(machine.name, machine.cpu)} else None
 
 
-def block(runs: Sequence[Run], sequential_gb_s: float | None = None) -> str:
-    """The machine, its disk, the versions, the date and the kind of figures, a line each (Markdown)."""
+def described(figures: Path) -> dict[str, str]:
+    """Lines of NAME.json, next to someone's NAME.csv, on their machine, such as {"GPU": "Tesla T4, 14,912 MB"}.
+
+    Raises Refused if it is something else.
+    """
+    path = figures.with_suffix(".json")
+    if figures.suffix.lower() != ".csv" or not path.is_file():
+        return {}
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: not readable JSON ({error})") from error
+    if not isinstance(lines, dict) or not all(isinstance(text, str) for text in lines.values()):
+        raise Refused(f'{path}: not an object of texts such as {{"GPU": "Tesla T4, 14,912 MB"}}')
+    return lines
+
+
+def block(runs: Sequence[Run], sequential_gb_s: float | None = None, machine: Mapping[str, str] | None = None) -> str:
+    """The machine, its disk, the versions, the date and the kind of figures, a line each (Markdown).
+
+    `machine` has lines from someone who quotes their figures; they replace the lab's own of the same name.
+    """
     if not runs:
         return "These figures hold no runs."
-    first = runs[0]
-    lines = [*_machine_lines(first.machine, first), ("Disk", _disk(runs, sequential_gb_s))]
+    lines = dict(_machine_lines(runs[0].machine, runs[0])) | {"Disk": _disk(runs, sequential_gb_s)}
     for name, key in (("Python", "python"), ("PyTorch", "torch"), ("FlexGen", "flexgen")):
-        lines += [(name, listed(found))] if (found := _distinct(run.versions.get(key, "") for run in runs)) else []
-    lines += [("Date", " to ".join(days))] if (days := _days(runs)) else []
-    lines += [("Runs", workload(runs))]
-    lines += [("Figures", KINDS[kind]) for kind in dict.fromkeys(run.kind for run in runs)]
-    return "\n".join(f"- {name}: {text}" for name, text in lines)
+        if versions := _distinct(run.versions.get(key, "") for run in runs):
+            lines[name] = listed(versions)
+    if days := _days(runs):
+        lines["Date"] = " to ".join(days)
+    lines = {in_line(name): in_line(text) for name, text in (machine or {}).items()} | {
+        name: text for name, text in lines.items() if name not in (machine or {})
+    }
+    lines["Runs"] = workload(runs)
+    kinds = [KINDS[kind] for kind in dict.fromkeys(run.kind for run in runs)]
+    return "\n".join([f"- {name}: {text}" for name, text in lines.items()] + [f"- Figures: {kind}" for kind in kinds])
 
 
 def _machine_lines(machine: Machine | None, run: Run) -> list[tuple[str, str]]:

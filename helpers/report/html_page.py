@@ -17,6 +17,8 @@ from helpers.report.columns import NO_BREAK
 # The only HTML that the report's Markdown may hold, on lines of its own.
 _FOLD = re.compile(r"^(<details>)?(?:<summary>(.*)</summary>)?(</details>)?$", re.MULTILINE)
 
+_CODE = re.compile(r"<code>[^<]*</code>")
+
 _STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; padding-bottom: .3rem; }
@@ -33,7 +35,7 @@ details { margin: .3rem 0 1rem; } summary { cursor: pointer; color: #555; }
 @page { margin: 13mm; }
 @media print {
   body { max-width: none; margin: 0; padding: 0; font-size: 10.5pt; line-height: 1.4; }
-  h1, h2, h3, p:has(+ table), p:has(+ p > img) { break-after: avoid; }
+  h1, h2, h3, p:has(+ table), p:has(+ details) { break-after: avoid; }
   h2 { margin-top: 1.2rem; } p { margin: .5rem 0; orphans: 3; widows: 3; }
   img { display: block; max-height: 74mm; margin: 0 auto; } img, tr, table, details { break-inside: avoid; }
   table { display: table; overflow: visible; width: 100%; font-size: 8.5pt; }
@@ -73,5 +75,10 @@ def render(text: str, plots: Mapping[str, Plot]) -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body.replace(NO_BREAK, ' ')}</body>\n</html>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{_CODE.sub(_copyable, body)}</body>\n</html>\n"
     )
+
+
+def _copyable(code: re.Match[str]) -> str:
+    """Plain spaces, so that a command can be pasted; the style keeps it on one line."""
+    return code.group().replace(NO_BREAK, " ")

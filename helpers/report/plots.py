@@ -8,8 +8,9 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from helpers import analysis
+from helpers.analysis.link_rates import LinkRates
 from helpers.analysis.matching import QuestionRow, homework_rows
-from helpers.analysis.values import Value, latency, listed, pass_time, plain, seconds, throughput
+from helpers.analysis.values import Interval, Value, latency, listed, pass_time, plain, seconds, throughput
 from helpers.report.canvas import (
     BLUE,
     GREEN,
@@ -92,35 +93,44 @@ def _by_split(
 
 
 def offload_sweep_parts(runs: Iterable[Run]) -> Plot:
-    """Seconds of a pass that computing, PCIe and the disk tier would each take alone, next to the measured pass."""
+    """Seconds of a pass that computing, PCIe and the disk tier take at most, next to the measured pass."""
     runs = tuple(runs)
-    title, name, rows = "Parts of a pass, each alone", "q1_parts", homework_rows(runs).question("q1")
-    found = analysis.offload_sweep.analyze(runs).rates.parts
-    if not found:
+    title, name = "Parts of a pass, each alone", "q1_parts"
+    rates = analysis.offload_sweep.analyze(runs).rates
+    rows = [row for row in homework_rows(runs).question("q1") if row.id in rates.parts]
+    passes = [time.value for row in rows if (time := pass_time(row.run))]
+    if not passes:
         return nothing(name, title)
     figure, (axes,) = canvas(title, [row.run for row in rows], bars=len(rows))
-    parts = (
-        ("computing", "compute", BLUE),
-        ("PCIe (host to device), at most", "PCIe", ORANGE),
-        ("disk tier, at most", "Disk", GREEN),
-    )
-    groups = [
-        (label, colour, [_value(found[row.id].by_name[part].high) if row.id in found else None for row in rows])
-        for label, part, colour in parts
-    ]
-    groups.append(("whole pass", GREY, [pass_time(row.run) for row in rows]))
+    groups: list[tuple[str, str, list[Value | None]]] = [("whole pass", GREY, [Value.of(time) for time in passes])]
+    for label, part, colour in (("disk tier", "Disk", GREEN), ("PCIe", "PCIe", ORANGE), ("computing", "compute", BLUE)):
+        found = [rates.parts[row.id].by_name[part] for row in rows]
+        groups.insert(0, (label, colour, [_at_most(times, limit) for times, limit in zip(found, passes)]))
     width = 0.2
     for i, (label, colour, values) in enumerate(groups):
         bars(axes, values, colour, (i - 1.5) * width, width, label, text=partial(plain, digits=2))
     scale(axes, [value for _, _, values in groups for value in values], log=True)
-    row_labels(axes, rows)
-    axes.set_ylabel("Seconds per forward pass (log scale)")
+    row_labels(axes, rows, [_page_cache(row, rates) for row in rows])
+    axes.set_ylabel("Seconds per pass, parts at most (log scale)")
     legend(axes)
     spoken = (
         f"{row.label} " + listed(f"{label} {seconds(v.value)}" for label, _, values in groups if (v := values[i]))
         for i, row in enumerate(rows)
     )
-    return Plot(name, f"{title}: {'; '.join(spoken)}.", figure)
+    return Plot(name, f"{title}, at most: {'; '.join(spoken)}.", figure)
+
+
+def _at_most(seconds_of_part: Interval, whole_s: float) -> Value | None:
+    """A bar as high as the part can be, with a line down to the least; None for a part that the run doesn't have."""
+    high = min(seconds_of_part.high, whole_s)
+    return Value(high, min(seconds_of_part.low, high), high) if high else None
+
+
+def _page_cache(row: QuestionRow, rates: LinkRates) -> str:
+    mine, slowest = rates.parts[row.id].disk_rate, rates.disk
+    if mine is None or slowest is None or rates.disk_row is None or mine.low <= slowest.high:
+        return ""
+    return f"reads faster than\n{rates.disk_row.label}'s: page cache"
 
 
 def _value(value: float | None) -> Value | None:

@@ -26,6 +26,7 @@ from helpers.analysis.values import (
     times,
 )
 from helpers.report.columns import (
+    NO_BREAK,
     NOT_KNOWN,
     Column,
     Table,
@@ -135,10 +136,15 @@ def _source(runs: Iterable[Run], question: str) -> str:
 
 OFFLOAD_SWEEP = _run_columns(_THROUGHPUT, _PEAK, labels=(Column("Setting", "", lambda row: row.label),))
 
+
+def _division(step: Step) -> str:
+    return f"{step.before.label} / {step.after.label} = {ratio(step.ratio)}".replace(" ", NO_BREAK)
+
+
 OFFLOAD_SWEEP_RATIOS: tuple[Column[Step], ...] = (
     Column("Boundary", "boundary", lambda step: step.name),
     Column("", "ratio", lambda step: step.ratio, ranged=True),
-    Column("Ratio", "", lambda step: f"{step.before.label} / {step.after.label} = {ratio(step.ratio)}"),
+    Column("Ratio", "", _division),
     Column("Dominant bottleneck (PCIe / Disk)", "link_added", lambda step: step.link),
     Column("", "bytes_added_per_pass", lambda step: step.bytes_added),
     Column("Added per pass", "seconds_added_per_pass", lambda step: step.seconds_added, seconds),
@@ -234,7 +240,8 @@ class _DiskLine(NamedTuple):
 
 
 DISK_IO: tuple[Column[_DiskLine], ...] = (
-    Column("Run", "run", lambda line: line.row.id),
+    Column("", "run", lambda line: line.row.id),
+    Column("Setting", "", lambda line: line.row.label),
     Column("Page cache", "page_cache", lambda line: line.run.page_cache, show="if any"),
     Column("Weights", "", lambda line: str(line.run.placement)),
     Column("r/s peak", "disk_r_s_peak", lambda line: line.run.disk_r_s_peak, "{:,.0f} req/s".format),
