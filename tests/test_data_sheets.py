@@ -246,7 +246,7 @@ def test_on_a_machine_without_a_gpu_the_table_says_that_there_is_none(tmp_path, 
     table = tables.ceilings(found)
     assert set(table.frame["what"]) and len(table.frame) == 6
     assert table.markdown.count("no GPU in use") == 4 * 2 + 1  # how, where from; and the caption
-    assert "emulated runs hold this link to 0.2 GB/s" in table.markdown and "the provider's" in table.markdown
+    assert "emulated runs hold this link to 0.0336 GB/s" in table.markdown and "the provider's" in table.markdown
     assert table.frame["theoretical"].isna().all()
 
 

@@ -80,7 +80,8 @@ def test_every_move_leads_to_a_state_that_can_run(bench, moves):
         assert work.prompt_len + work.gen_len <= settings.opt_model.max_positions
         assert settings.model in bench.models[state.machine]
         assert settings.device == ("emulated" if state.machine == EMULATED else "cuda")
-        if control not in ("model", "cpu_cache_compute"):  # the machine has that model, the cache is not on the GPU
+        too_long = control in ("prompt_len", "gen_len") and value > settings.opt_model.max_positions - 7
+        if control not in ("model", "cpu_cache_compute") and not too_long:  # these give way to what can run
             assert values(state)[control] == value
 
 
@@ -332,12 +333,12 @@ def test_measured_runs_lie_over_the_predictions(tmp_path):
     there = logged(bench, "50 50 100 0 100 0", ((9.0, 9.0),))
     log.append(there.model_copy(update={"machine": another, "key": lab.run_key(there.settings, another)}))
     shown = view(bench.start, bench, bench.measured(EMULATED))
-    assert shown.measured_tok_s.value == pytest.approx(32 / 0.2)
+    assert shown.measured_tok_s.value == pytest.approx(16 / 0.2)
     assert [settings.split.percent[:2] for settings, _ in shown.measured_like(without_split)] == [(0, 0)]
     assert len(bench.measured(EMULATED)) == 3
     table, _ = explorer.tour(bench)
     by_percent = table.frame.set_index("percent")
-    assert by_percent.loc["0 0 100 0 100 0", "measured_tok_s"] == pytest.approx(32 / 6)
+    assert by_percent.loc["0 0 100 0 100 0", "measured_tok_s"] == pytest.approx(16 / 6)
     assert by_percent["measured_tok_s"].notna().sum() == 2
     assert set(by_percent["kind"].dropna()) == {"measured on the emulated GPU"}
 

@@ -22,7 +22,7 @@ LAYER_S = 0.0006
 WEIGHTS_PER_S = 1.5e9
 FLOP_PER_S = 60e9
 WRITE_BYTES_PER_S = 200e6  # synthetic weights, generated and written
-PROCESS_GIB = 0.7
+PROCESS_GIB = 0.3
 
 
 @dataclass(frozen=True)
