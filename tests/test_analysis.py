@@ -363,7 +363,7 @@ def test_a_median_next_to_the_peak():
         ((0.006, None), (0.0062, None), True),
     ],
 )
-def test_a_typical_layer_step_decides_whether_computing_is_the_same(gpu, disk, same):
+def test_a_typical_layer_step_decides_if_computing_is_the_same(gpu, disk, same):
     name = "compute_layer_decoding_s"
     found = readable(
         analysis.disk_io.analyze(
@@ -410,6 +410,7 @@ def test_a_disturbed_row_opens_the_answer():
     found = analysis.offload_sweep.analyze(changed(q1_2=slow, q1_4=slower))
     assert found.gaps == ("Disturbed: (2) and (4) (the CPU core ran at 41 to 52 % of its full speed).",)
     assert not analysis.weight_compression.analyze(changed(q1_2=slow)).gaps
+    assert "100 % GPU" in analysis.batch_size.analyze(changed(q1_1=slow)).gaps[0]  # what its passes are compared with
 
 
 def test_no_rows_at_all():

@@ -42,7 +42,7 @@ def words(rows):
 # ---- beside the homework, not in it
 
 
-def test_the_direct_run_changes_no_table_plot_or_answer_of_the_homework():
+def test_the_direct_run_changes_nothing_of_the_homework():
     *homework, direct = three()
     assert matching.homework_rows([*homework, direct]).by_id == matching.homework_rows(homework).by_id
     with_it, without = tables.every([*homework, direct]), tables.every(homework)

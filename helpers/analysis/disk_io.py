@@ -305,7 +305,7 @@ def _against_pass(answer: DiskIO) -> str:
             total = seconds(found.layers * found.compute_s)
             return (
                 f"{found.layers} layers of {seconds(found.compute_s)} would be {total} of a "
-                f"{seconds(found.pass_s, 2)} pass, so that mean includes slow first calls."
+                f"{seconds(found.pass_s, 2)} pass, so that mean isn't a typical layer's."
             )
     return ""
 

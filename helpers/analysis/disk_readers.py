@@ -13,6 +13,7 @@ from helpers.analysis.values import (
     Answer,
     Part,
     Value,
+    disturbed,
     in_line,
     latency,
     percent,
@@ -22,7 +23,7 @@ from helpers.analysis.values import (
     throughput,
     times,
 )
-from helpers.homework import EXTRAS, QUESTIONS, Row
+from helpers.homework import EXTRAS, QUESTIONS
 from helpers.runs import Run
 
 STOCK = next(row for row in QUESTIONS["q4"] if row.page_cache == "cold")
@@ -35,9 +36,12 @@ READER_NOTE = "direct disk reader: "  # how the reader's own notes begin
 class ReaderRun:
     """The cold run of one reader, failed or not; `reads` is None without figures."""
 
-    row: Row
-    run: Run
+    row: QuestionRow
     reads: DiskReads | None
+
+    @property
+    def run(self) -> Run:
+        return self.row.run
 
     @property
     def name(self) -> str:
@@ -70,7 +74,7 @@ class DiskReaders(Answer):
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        return ()
+        return tuple(disturbed((reader.row for reader in self.runs.values()), self.question))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -90,7 +94,7 @@ def analyze(runs: Iterable[Run]) -> DiskReaders:
         run = rows.by_id.get(row.id) or rows.extras.get(row.id)
         if run is not None:
             shown = QuestionRow(row.id, NAMES[row.id], f"{NAMES[row.id]} reader", run, row is STOCK)
-            found[row.id] = ReaderRun(row, run, reads_of(shown, rows))
+            found[row.id] = ReaderRun(shown, reads_of(shown, rows))
     return DiskReaders(rows=rows, runs=found)
 
 

@@ -18,6 +18,8 @@ EMULATED = "measured on the emulated GPU"
 SAME_WITHIN = 0.02
 # Ratios closer than this count as close.
 CLOSE_WITHIN = 0.10
+# Rows of question 1 whose passes other answers compare their own with.
+COMPARED_WITH = {"q2": ("q1-1",), "q4": ("q1-1",)}
 MOST_VISIBLE_WORDS = 60  # of a part's verdict and reason
 FAR = 10.0  # an upper bound this many times the lower one says nothing
 NUMBER = r"\d[\d,.]*"
@@ -194,10 +196,11 @@ def gaps(rows: Rows, question: str) -> tuple[str, ...]:
                 f"{row.name}: {plain(run.wall_time_s)} s at {plain(run.total_throughput_tok_s)} token/s is not the "
                 f"{run.workload.generated_tokens} tokens of its workload; times here follow the throughput."
             )
-    return (*sentences, *_disturbed(shown, question))
+    compared = [row for row in rows.question("q1") if row.id in COMPARED_WITH.get(question, ())]
+    return (*sentences, *disturbed((*shown, *compared), question))
 
 
-def _disturbed(rows: Iterable[QuestionRow], question: str) -> list[str]:
+def disturbed(rows: Iterable[QuestionRow], question: str) -> list[str]:
     """One sentence for each kind of disturbance, with the rows and the range of its figure."""
     found: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
@@ -297,7 +300,3 @@ def percent(share: float) -> str:
 
 def capital(words: str) -> str:
     return words[:1].upper() + words[1:]
-
-
-def uncapital(words: str) -> str:
-    return words[:1].lower() + words[1:]

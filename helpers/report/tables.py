@@ -323,7 +323,7 @@ DISK_READS: tuple[Column[DiskReads], ...] = (
 DISK_READERS: tuple[Column[ReaderRun], ...] = (
     Column("", "row", lambda line: line.row.id),
     Column("Reader", "", lambda line: line.name),
-    Column("", "disk_reader", lambda line: line.row.disk_reader),
+    Column("", "disk_reader", lambda line: line.run.settings.disk_reader),
     Column("Throughput (token/s)", "total_throughput_tok_s", lambda line: line.throughput, figure, ranged=True),
     Column("Needed", "bytes_needed", lambda line: line.reads and line.reads.bytes_needed, size),
     Column("From the disk", "bytes_from_disk", lambda line: line.reads and line.reads.bytes_given, size),
@@ -353,7 +353,7 @@ def disk_readers(runs: Iterable[Run]) -> Table:
     against: Column[ReaderRun] = Column(
         "Ratio",
         "throughput_ratio",
-        lambda line: found.ratio if line.row.disk_reader == "direct" else None,
+        lambda line: found.ratio if line.run.settings.disk_reader == "direct" else None,
         ratio,
         ranged=True,
     )
