@@ -14,27 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib.figure import Figure
 
-from helpers import forecast, homework, models, paths
+from helpers import forecast, homework, paths
+from helpers.analysis.values import plain
 from helpers.errors import Refused
 from helpers.home import home
 from helpers.homework import FASTER
 from helpers.machine import limits
 from helpers.machine.profiles import MachineProfile
+from helpers.notebook import Page
 from helpers.placement import place
 from helpers.predict import search, time_model
 from helpers.predict.host_memory import host_memory
 from helpers.predict.memory_check import PROCESS_BYTES
 from helpers.predict.time_model import Prediction
-from helpers.report import plots, tables
+from helpers.report import plots
+from helpers.report.columns import Column, Table, build, memory
 from helpers.results import RunRecord, Sweep
 from helpers.settings import OffloadSplit, RunSettings
 
-NOT_KNOWN = "—"
 CPU_SHARES = range(100, 0, -10)
 SPARE_BYTES = 2**29  # host memory that a CPU share leaves free
+PREDICTED_WHERE_EMULATED = ("faster-fit", "faster-direct", "faster-direct-4bit", "faster-search")
 PEER_SPLITS = {"gpu": "all GPU", "cpu": "all CPU", "disk": "all disk", "half-cpu": "half CPU", "half-disk": "half disk"}
 LABELS = {row.id: row.label for row in FASTER} | {"faster-search": "the best that search finds"}
 
@@ -92,9 +94,7 @@ class Rung:
     @property
     def gb_over_pcie_per_pass(self) -> float:
         split = self.settings.split
-        placed = place(
-            models.resolve(self.settings.model), split.weights_gpu, split.weights_cpu, self.settings.compress_weight
-        )
+        placed = place(self.settings.opt_model, split.weights_gpu, split.weights_cpu, self.settings.compress_weight)
         return (placed.total_bytes - placed.bytes_by_tier["gpu"]) / 1e9
 
     @property
@@ -154,81 +154,67 @@ def _with_cpu_share(run: RunSettings, free_bytes: int) -> RunSettings:
 def worth_measuring(rungs: Mapping[str, RunSettings], output: Path, longest_run_s: float) -> dict[str, RunSettings]:
     """The rungs forecast to take no longer than `longest_run_s`, and those that nothing can be said about.
 
-    The emulated GPU computes on a CPU core: what `search` finds for it, with its large batch, is only predicted.
+    Some rungs of the emulated GPU are always predicted: its disk is paced, however it is read, and what `search` finds,
+    with its large batch, would compute on a CPU core.
     """
     if not isinstance(longest_run_s, int | float) or not longest_run_s > 0:
         raise Refused(f"longest_run_s {longest_run_s!r}: not a number of seconds above 0")
     worth = {}
     for name, run in rungs.items():
         seconds = forecast.of({name: run}, output).seconds or 0.0
-        if seconds <= longest_run_s and not (name == "faster-search" and run.device == "emulated"):
+        if seconds <= longest_run_s and not (run.device == "emulated" and name in PREDICTED_WHERE_EMULATED):
             worth[name] = run
     return worth
 
 
-def climb(rungs: Mapping[str, RunSettings], sweep: Sweep, profile: MachineProfile | None) -> tuple[Rung, ...]:
+def climb(page: Page, longest_run_s: float) -> tuple[Rung, ...]:
+    """Measure the rungs that are worth it, predict the others."""
+    rungs = plan(page.settings(FASTER), page.profile)
+    return compared(rungs, page.measure(worth_measuring(rungs, page.output, longest_run_s)), page.profile)
+
+
+def compared(rungs: Mapping[str, RunSettings], sweep: Sweep, profile: MachineProfile | None) -> tuple[Rung, ...]:
     """Each rung with its measurement, if there is one, and its prediction, if this machine is known."""
     first = sweep.records.get(next(iter(rungs)))
     tokens = first.generated_tokens if first else ()
+    predicted = {name: time_model.predict(run, profile) for name, run in rungs.items()} if profile else {}
     return tuple(
-        Rung(
-            name,
-            run,
-            sweep.records.get(name),
-            time_model.predict(run, profile) if profile is not None else None,
-            profile,
-            tokens,
-        )
-        for name, run in rungs.items()
+        Rung(name, run, sweep.records.get(name), predicted.get(name), profile, tokens) for name, run in rungs.items()
     )
 
 
 # ---- shown ----------------------------------------------------------------------------------------------------------
 
 
-def table(rungs: Sequence[Rung]) -> tables.Table:
+def table(rungs: Sequence[Rung]) -> Table:
     """The ladder: throughput, factor over the first rung, bytes, bound, memory and tokens."""
     first = rungs[0].throughput_tok_s
-    raw, shown = [], []
-    for rung in rungs:
-        speed, bound = rung.throughput_tok_s, rung.bound
-        factor = speed / first if speed and first else None
-        raw.append(
-            {
-                "rung": rung.id,
-                "label": rung.label,
-                "percent": str(rung.settings.split),
-                "batch": rung.settings.workload.effective_batch,
-                "kind": rung.kind,
-                "total_throughput_tok_s": speed,
-                "times_the_first": factor,
-                "gb_from_disk_per_pass": rung.gb_from_disk_per_pass,
-                "gb_over_pcie_per_pass": rung.gb_over_pcie_per_pass,
-                "bound": bound and bound[0],
-                "bound_tok_s": bound and bound[1],
-                "peak_gpu_mem_gib": rung.peak_gpu_mem_gib,
-                "same_tokens": rung.same_tokens,
-            }
-        )
-        shown.append(
-            {
-                "Rung": rung.label,
-                "token/s": _digits(speed),
-                "Times the first": NOT_KNOWN if factor is None else f"{factor:.3g}x",
-                "From disk (GB/pass)": _digits(rung.gb_from_disk_per_pass),
-                "Over PCIe (GB/pass)": _digits(rung.gb_over_pcie_per_pass),
-                "Bound by (token/s)": f"{bound[0]} ({bound[1]:.3g})" if bound else NOT_KNOWN,
-                "Peak GPU (GiB)": _digits(rung.peak_gpu_mem_gib),
-                "Tokens": {True: "same", False: "differ", None: NOT_KNOWN}[rung.same_tokens],
-                "Kind": rung.kind,
-            }
-        )
+
+    def times_the_first(rung: Rung) -> float | None:
+        return rung.throughput_tok_s / first if rung.throughput_tok_s and first else None
+
+    listed: tuple[Column[Rung], ...] = (
+        Column("", "rung", lambda rung: rung.id),
+        Column("Rung", "label", lambda rung: rung.label),
+        Column("", "percent", lambda rung: rung.settings.split),
+        Column("", "batch", lambda rung: rung.settings.workload.effective_batch),
+        Column("token/s", "total_throughput_tok_s", lambda rung: rung.throughput_tok_s, plain),
+        Column("Times the first", "times_the_first", times_the_first, lambda factor: f"{plain(factor)}x"),
+        Column("From disk (GB/pass)", "gb_from_disk_per_pass", lambda rung: rung.gb_from_disk_per_pass, plain),
+        Column("Over PCIe (GB/pass)", "gb_over_pcie_per_pass", lambda rung: rung.gb_over_pcie_per_pass, plain),
+        Column("", "bound", lambda rung: rung.bound and rung.bound[0]),
+        Column("", "bound_tok_s", lambda rung: rung.bound and rung.bound[1]),
+        Column("Bound by (token/s)", "", lambda rung: rung.bound, lambda bound: f"{bound[0]} ({plain(bound[1])})"),
+        Column("Peak GPU mem", "peak_gpu_mem_gib", lambda rung: rung.peak_gpu_mem_gib, memory),
+        Column("Tokens", "same_tokens", lambda rung: rung.same_tokens, lambda same: "same" if same else "differ"),
+        Column("Kind", "kind", lambda rung: rung.kind),
+    )
     run = rungs[0].settings
     caption = (
-        f"{models.resolve(run.model).name} from the disk, faster. Prompt {run.workload.prompt_len}, generated "
+        f"{run.opt_model.name} from the disk, faster. Prompt {run.workload.prompt_len}, generated "
         f"{run.workload.gen_len}, batch {run.workload.effective_batch} unless the rung says otherwise."
     )
-    return tables.Table("faster", caption, pd.DataFrame(raw), pd.DataFrame(shown).astype(str))
+    return build("faster", caption, listed, rungs)
 
 
 def plot(rungs: Sequence[Rung]) -> plots.Plot:
@@ -303,7 +289,7 @@ def verdict(rungs: Sequence[Rung]) -> str:
 # ---- peers ----------------------------------------------------------------------------------------------------------
 
 
-def peers(run: RunSettings, output: Path) -> tables.Table | str:
+def peers(run: RunSettings, output: Path) -> Table | str:
     """accelerate on the same work, measured once per machine and kept in `peers.jsonl`; or why there is no figure."""
     if run.device != "cuda":
         return "accelerate is compared on a GPU only: the emulated one is FlexGen's."
@@ -318,19 +304,15 @@ def peers(run: RunSettings, output: Path) -> tables.Table | str:
         command = [sys.executable, str(script), *flags, "--folder", str(home()), "--output", str(log)]
         subprocess.run([*command, "--splits", *missing], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         known = _peer_lines(log, wanted)
-    rows = [known[split] for split in PEER_SPLITS if split in known]
-    shown = [
-        {
-            "Split": PEER_SPLITS[line["split"]],
-            "token/s": _digits(line.get("total_throughput_tok_s")),
-            "Peak GPU (GiB)": _digits(line.get("peak_gpu_mem_gib")),
-            "Kind": f"failed: {line['failure']}" if "failure" in line else f"measured on {line['machine']}",
-        }
-        for line in rows
-    ]
-    frame = pd.DataFrame(rows).drop(columns="versions", errors="ignore")
+    listed: tuple[Column[dict[str, Any]], ...] = (
+        Column("Split", "split", lambda line: PEER_SPLITS[line["split"]]),
+        Column("token/s", "total_throughput_tok_s", lambda line: line.get("total_throughput_tok_s"), plain),
+        Column("Peak GPU mem", "peak_gpu_mem_gib", lambda line: line.get("peak_gpu_mem_gib"), memory),
+        Column("Kind", "kind", lambda line: f"measured on {line['machine']}" if "machine" in line else "failed"),
+        Column("Reason", "reason", lambda line: line.get("failure"), show="if any"),
+    )
     caption = "accelerate on the same work, random weights; page cache as it comes."
-    return tables.Table("peers", caption, frame, pd.DataFrame(shown).astype(str))
+    return build("peers", caption, listed, [known[split] for split in PEER_SPLITS if split in known])
 
 
 def _peer_lines(log: Path, wanted: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -339,7 +321,3 @@ def _peer_lines(log: Path, wanted: Mapping[str, Any]) -> dict[str, dict[str, Any
         return {}
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
     return {line["split"]: line for line in lines if wanted.items() <= line.items()}
-
-
-def _digits(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:.3g}"
