@@ -1,9 +1,7 @@
-"""Time before a run: calibrated on four runs of the hand-in, judged on the others and on the paper's."""
+"""Time before a run: the profiles, the schedule, and what follows from both."""
 
-import csv
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings as budget, strategies as st
@@ -22,8 +20,6 @@ from helpers.report.comparison import REFERENCE
 from helpers.results import Machine
 from helpers.settings import OffloadSplit, RunSettings, Workload
 
-PAPER = Path(__file__).parents[1] / "outputs" / "reference" / "flexgen-paper" / "figures.csv"
-PAPER_OPTIONS = ("compress_weight", "compress_cache", "cpu_cache_compute")
 CALIBRATED_ON = ("q1-1", "q1-2", "q1-5", "q3-gpu-4bit")
 
 
@@ -55,68 +51,12 @@ def test_t4_colab_is_what_its_four_runs_give():
         assert "calibrated on" in found.sources[field]
 
 
-def test_the_hand_ins_other_runs_are_predicted():
-    errors = {run_id: abs(error(point, T4_COLAB)) for run_id, point in HAND_IN.items() if run_id not in CALIBRATED_ON}
-    assert len(errors) == 5
-    assert max(errors.values()) <= 0.25
-    assert sum(errors.values()) / len(errors) <= 0.10
-
-
 def test_all_on_disk_on_a_colab_t4():
     prediction = predict(run("0 0 100 0 100 0"), load("t4-colab"))
     assert prediction.peak_gpu_mem_gib == pytest.approx(0.588, rel=0.01)
     assert prediction.total_throughput_tok_s == pytest.approx(0.357, rel=0.05)
     assert prediction.bottleneck == "disk"
     assert prediction.fits
-
-
-def paper():
-    with open(PAPER, encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield (
-                run(
-                    row["percent"],
-                    int(row["gpu_batch_size"]),
-                    int(row["num_gpu_batches"]),
-                    int(row["prompt_len"]),
-                    int(row["gen_len"]),
-                    row["model"],
-                    **{option: row[option] == "true" for option in PAPER_OPTIONS},
-                ),
-                float(row["published_tok_s"]),
-            )
-
-
-def test_the_papers_runs_are_predicted_from_published_rates():
-    errors = [abs(error(point, T4_GCP)) for point in paper()]
-    assert len(errors) == 9
-    assert sum(errors) / len(errors) <= 0.12
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        (run("100 0 100 0 100 0", 72, 1, 512, 32, "opt-6.7b", compress_weight=True, compress_cache=True), 29.12),
-        (run("0 100 0 100 0 100", 64, 8, 512, 32, "opt-30b", compress_cache=True), 8.38),
-        (
-            run(
-                "0 100 0 100 0 100",
-                48,
-                3,
-                512,
-                32,
-                "opt-175b",
-                compress_weight=True,
-                compress_cache=True,
-                pin_weight=False,
-            ),
-            1.12,
-        ),
-    ],
-)
-def test_flexgens_compressed_runs_are_predicted_too(measured):
-    """Published in FlexGen's benchmark/batch_size_table.md; settings in its bench_suite.py."""
-    assert abs(error(measured, T4_GCP)) <= 0.25
 
 
 @st.composite
@@ -271,7 +211,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
         ({"disk_gb_s": -1.0}, "disk_gb_s=-1.0: "),
         ({"disk_gb_s": "fast"}, "disk_gb_s='fast': "),
         ({"h2d_gb_s": None}, "h2d_gb_s=None: "),
-        ({"disk_gbps": 1.0}, "disk_gbps is no field of a machine profile; if another version wrote it"),
+        ({"disk_gbps": 1.0}, "disk_gbps is not a field of a machine profile; if another version wrote it"),
         ({"host_ram_gib": 1e308}, "host_ram_gib=1e+308: "),
         ({"cache_store_gb_s": 5e-324}, "cache_store_gb_s=5e-324: "),
         ({"name": "a\x1b[2J"}, "cannot be printed"),
@@ -297,7 +237,7 @@ def test_a_wrong_field_is_named_with_its_value(tmp_path, change, complaint):
         ("\xff", "not a readable JSON file"),
         (
             '{"machine": {"name": "Tesla T4"}, "disk_read_gb_s": 1.0}',
-            "ceilings, no profile; .*machine-profile.json beside",
+            "ceilings instead of a profile; .*machine-profile.json",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a GPU and its link can give in theory: by PCIe's own figures, by clock and width, or by NVIDIA's data sheet."""
+"""Theoretical ceilings of a GPU and its link: by PCIe's own figures, by clock and width, or by NVIDIA's data sheet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from helpers.settings import Frozen
 
 
 class Theoretical(Frozen):
-    """A ceiling in theory, in the unit of the measured one, and where it is from; None is not known, and why."""
+    """A theoretical ceiling in the unit of the measured one, and its source; None is unknown, and `source` says why."""
 
     value: float | None
     source: str
@@ -16,21 +16,21 @@ class Theoretical(Frozen):
 
 @dataclass(frozen=True)
 class Nameplate:
-    """What NVML says of a GPU; None where it won't say. PCIe's generation drops while a GPU is idle."""
+    """What NVML says about a GPU; None where it doesn't say. PCIe's generation drops while a GPU is idle."""
 
     name: str | None = None
-    pcie_generation: int | None = None  # the most that GPU and system can
+    pcie_generation: int | None = None  # the best that GPU and system support
     pcie_width: int | None = None
     pcie_generation_now: int | None = None
     pcie_width_now: int | None = None
-    memory_clock_mhz: int | None = None  # the highest, as the next
-    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None  # highest
+    sm_clock_mhz: int | None = None  # highest
     memory_bus_bits: int | None = None
     cuda_cores: int | None = None
     compute_capability: tuple[int, int] | None = None
 
 
-# GT/s of a lane and the share of it that encoding leaves, by generation (PCI Express base specifications): 8b/10b,
+# GT/s of a lane and the share that encoding leaves, by generation (PCI Express base specifications): 8b/10b,
 # from 3.0 on 128b/130b, in 6.0 242 bytes of a 256-byte flit.
 PCIE = {
     1: (2.5, 8 / 10),
@@ -43,30 +43,18 @@ PCIE = {
 PCIE_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 TRANSFERS_A_CLOCK = 2  # of GDDR and HBM, by the clock that NVML gives
 
-# GB/s of the memory and dense fp16 TFLOP/s of the tensor cores, by NVML's name without the maker's. NVIDIA's data
-# sheets give twice the TFLOP/s from the L4 and the H100 on: with sparsity.
+# GB/s of the memory and dense fp16 TFLOP/s of the tensor cores, by NVML's name without the maker's, of GPUs that Colab
+# offers or that this lab ran on. NVIDIA's sheets of the L4 and the H200 give twice the TFLOP/s: with sparsity.
 DATA_SHEETS = {
     # nvidia.com/en-us/data-center/tesla-t4
     "T4": (320.0, 65.0),
-    # images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
-    "V100-SXM2-16GB": (900.0, 125.0),
-    "V100-SXM2-32GB": (900.0, 125.0),
-    "V100-PCIE-16GB": (900.0, 112.0),
-    "V100-PCIE-32GB": (900.0, 112.0),
     # nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     "A100-SXM4-40GB": (1555.0, 312.0),
-    "A100-PCIE-40GB": (1555.0, 312.0),
     "A100-SXM4-80GB": (2039.0, 312.0),
-    "A100 80GB PCIe": (1935.0, 312.0),
     # nvidia.com/en-us/data-center/l4
     "L4": (300.0, 121.0),
-    # nvidia.com/en-us/data-center/h100
-    "H100 80GB HBM3": (3350.0, 989.0),
-    "H100 PCIe": (2000.0, 756.0),
-    "H100 NVL": (3900.0, 835.0),
     # nvidia.com/en-us/data-center/h200
     "H200": (4800.0, 989.0),
-    "H200 NVL": (4800.0, 835.0),
 }
 
 # Dense fp16 operations (a multiply-add is two) of the tensor cores, a clock and CUDA core, by compute capability:
@@ -91,28 +79,25 @@ def host_link(plate: Nameplate) -> Theoretical:
     if plate.name and any(chip in plate.name for chip in ("GH200", "GB200", "GB300")):
         return Theoretical(value=None, source="not known: the link to this GPU's CPU is NVLink-C2C, not PCIe")
     best, now = (plate.pcie_generation, plate.pcie_width), (plate.pcie_generation_now, plate.pcie_width_now)
-    if _is_link(best):
-        beside = f"; now PCIe {now[0]} x{now[1]}" if _is_link(now) and now != best else ""
-        return _link(*best, beside)
-    if _is_link(now):
-        return _link(*now, " now; what it could be is not said")
+    also = f"; now PCIe {now[0]} x{now[1]}" if now != best else ""
+    found = _link(*best, also if _link(*now, "") else "") or _link(*now, " now; NVML doesn't say what it could be")
+    if found:
+        return found
     return Theoretical(value=None, source="not known: NVML does not say the PCIe link's generation and width")
 
 
-def _is_link(link: tuple[int | None, int | None]) -> bool:
-    return link[0] in PCIE and link[1] in PCIE_WIDTHS
-
-
-def _link(generation: int, width: int, beside: str) -> Theoretical:
+def _link(generation: int | None, width: int | None, also: str) -> Theoretical | None:
+    if generation not in PCIE or width not in PCIE_WIDTHS:
+        return None
     transfers, share = PCIE[generation]
     lane = transfers * share / 8
     return Theoretical(
-        value=width * lane, source=f"PCIe {generation} x{width} (NVML){beside}: {lane:.3f} GB/s a lane, after encoding"
+        value=width * lane, source=f"PCIe {generation} x{width} (NVML){also}: {lane:.3f} GB/s a lane, after encoding"
     )
 
 
 def gpu_memory(plate: Nameplate) -> Theoretical:
-    """GB/s of the GPU's memory: by its clock and bus where NVML says them, else by the data sheet."""
+    """GB/s of the GPU's memory: by clock and bus where NVML says them, else by the data sheet."""
     if why := _is_a_slice(plate):
         return Theoretical(value=None, source=why)
     sheet = _data_sheet(plate)
@@ -124,20 +109,20 @@ def gpu_memory(plate: Nameplate) -> Theoretical:
             source=f"{clock:,} MHz x {TRANSFERS_A_CLOCK} transfers x {bits:,} bits (NVML){beside}",
         )
     if sheet:
-        return Theoretical(value=sheet[0], source=f"NVIDIA's data sheet of the {_short(plate.name)}")
+        return Theoretical(value=sheet[0], source=f"NVIDIA's data sheet of the {_short(plate)}")
     return Theoretical(
         value=None, source="not known: NVML does not say clock and bus width, and no data sheet of this name is kept"
     )
 
 
 def fp16_products(plate: Nameplate) -> Theoretical:
-    """Dense fp16 TFLOP/s: by the data sheet, else by cores and clock. The sheet goes first, since NVML's highest clock
-    is above the boost clock that it counts with."""
+    """Dense fp16 TFLOP/s: by the data sheet, else by cores and clock. The sheet goes first: NVML's highest clock is
+    above the boost clock that the sheet counts with."""
     if why := _is_a_slice(plate):
         return Theoretical(value=None, source=why)
     if sheet := _data_sheet(plate):
         return Theoretical(
-            value=sheet[1], source=f"NVIDIA's data sheet of the {_short(plate.name)}: fp16, tensor cores, dense"
+            value=sheet[1], source=f"NVIDIA's data sheet of the {_short(plate)}: fp16, tensor cores, dense"
         )
     cores, clock, capability, name = plate.cuda_cores, plate.sm_clock_mhz, plate.compute_capability, plate.name or ""
     operations = TENSOR_OPERATIONS.get(capability) if capability else None
@@ -165,8 +150,8 @@ def _is_a_slice(plate: Nameplate) -> str:
 
 
 def _data_sheet(plate: Nameplate) -> tuple[float, float] | None:
-    return DATA_SHEETS.get(_short(plate.name)) if plate.name else None
+    return DATA_SHEETS.get(_short(plate))
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("NVIDIA ").removeprefix("Tesla ")
+def _short(plate: Nameplate) -> str:
+    return (plate.name or "").removeprefix("NVIDIA ").removeprefix("Tesla ")

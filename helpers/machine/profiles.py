@@ -13,18 +13,18 @@ from pydantic import AfterValidator, Field
 from helpers import paths
 from helpers.errors import Refused
 from helpers.settings import Frozen
+from helpers.units import GIB, MIB
 
 if TYPE_CHECKING:
     from helpers.machine.ceilings import MachineCeilings
 
-GIB, MIB = 2**30, 2**20
-# What the machine notebook keeps beside its results.
+# Files that the machine notebook keeps.
 CEILINGS_NAME = "machine.json"
 PROFILE_NAME = "machine-profile.json"
 
-SMALLEST, LARGEST = 1e-12, 1e12  # beyond them no machine is, and seconds and bytes are no numbers any more
+SMALLEST, LARGEST = 1e-12, 1e12  # no machine is beyond these, where seconds and bytes would overflow
 Rate = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
-MOST_SHOWN = 200  # characters of a name
+MOST_SHOWN = 200  # characters of a name in a message
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
@@ -35,11 +35,11 @@ def _printable(name: str) -> str:
 
 
 class MachineProfile(Frozen):
-    """Achieved rates and sizes of a machine; GB are 10^9 bytes, GiB 2^30. `sources`: where each number is from.
+    """Achieved rates and sizes of a machine; GB are 10^9 bytes, GiB 2^30. `sources` says where each number is from.
 
-    The overheads are what a run's tensors cannot have: Python, torch and CUDA's context. `mapped_files_gib` are
-    pages of libraries and of other processes, which give way to a run's memory but not to files it reads once a
-    pass; the page cache for those files is what is left.
+    The overheads are memory that a run's tensors can't use: Python, torch and CUDA's context. `mapped_files_gib` is the
+    active page cache of libraries and other processes. It gives way to a run's memory, but not to files that the run
+    reads once a pass, whose page cache is the rest.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MOST_SHOWN), AfterValidator(_printable)]
@@ -48,20 +48,20 @@ class MachineProfile(Frozen):
     gpu_mem_gb_s: Rate
     gpu_fp16_tflop_s: Rate
     dequantize_gb_s: Rate  # fp16 bytes of 4-bit weights, decompressed on the GPU
-    dequantize_overhead_us: Amount  # of launches: a 4-bit tensor
-    layer_overhead_us: Rate  # of Python, launches and a sync: a layer and micro-batch
-    prefill_kernel_loading_s: Amount  # once a process CUDA loads a phase's kernels, inside the measured time
-    decode_kernel_loading_s: Amount  # in its first pass
+    dequantize_overhead_us: Amount  # launches, per 4-bit tensor
+    layer_overhead_us: Rate  # Python, launches and a sync, per layer and micro-batch
+    prefill_kernel_loading_s: Amount  # CUDA loads a phase's kernels once per process, in the measured time
+    decode_kernel_loading_s: Amount  # in the first decode pass
     h2d_gb_s: Rate  # from pinned memory
     d2h_gb_s: Rate  # to pinned memory
-    cache_store_gb_s: Rate  # new keys and values, through the copy threads to memory that is not pinned
-    cache_overhead_us: Amount  # a layer's keys and values of a micro-batch fetched from host memory, beside their bytes
-    host_copy_gb_s: Rate  # within host memory, to where it is pinned
-    page_cache_gb_s: Rate  # by the copy threads, out of the page cache
+    cache_store_gb_s: Rate  # new keys and values, through the copy threads to pageable memory
+    cache_overhead_us: Amount  # per micro-batch's keys and values of a layer fetched from host memory
+    host_copy_gb_s: Rate  # from pageable to pinned host memory
+    page_cache_gb_s: Rate  # by the copy threads, from the page cache
     large_file_gb_s: Rate  # by one copy thread, of a matrix larger than the CPU's cache
-    file_overhead_us: Amount  # a matrix's file opened, mapped and handed over, beside its bytes; and once a layer
-    cpu_attention_gb_s: Rate  # fp16 bytes of keys and values attended to on the CPU, by large batches
-    relay_gb_s: Rate  # stored bytes of 4-bit weights, converted by a copy thread on their way from the disk
+    file_overhead_us: Amount  # to open, map and hand over a matrix's file, on top of its bytes; and once per layer
+    cpu_attention_gb_s: Rate  # fp16 bytes of keys and values attended to on the CPU, in large batches
+    relay_gb_s: Rate  # stored bytes of 4-bit weights that a copy thread converts on their way from the disk
     disk_gb_s: Rate  # by FlexGen's copy threads
     direct_disk_gb_s: Rate  # by the direct reader
     disk_write_gb_s: Rate
@@ -93,14 +93,14 @@ class MachineProfile(Frozen):
 
 
 def numbers() -> tuple[str, ...]:
-    """The fields that are numbers."""
+    """Names of the numeric fields."""
     return tuple(field for field in MachineProfile.model_fields if field not in ("name", "sources"))
 
 
 def load(name_or_path: str) -> MachineProfile:
     """A named profile, or one from a JSON file with the fields of MachineProfile (`sources` may be left out).
 
-    Raises Refused for a name that is none, a file that is no JSON object, and a field that is missing or wrong.
+    Raises Refused for an unknown name, a file that isn't a JSON object, and a missing or wrong field.
     """
     if name_or_path in PROFILES:
         return PROFILES[name_or_path]
@@ -119,10 +119,12 @@ def load(name_or_path: str) -> MachineProfile:
     if not isinstance(given, dict):
         raise Refused(f"{path}: {type(given).__name__} instead of a JSON object with a machine profile")
     if "machine" in given and "name" not in given:
-        raise Refused(f"{path}: a machine's ceilings, no profile; notebook 00 writes {PROFILE_NAME} beside them")
+        raise Refused(
+            f"{path}: a machine's ceilings instead of a profile; notebook 00 writes {PROFILE_NAME} next to them"
+        )
     unknown = [field for field in given if field not in MachineProfile.model_fields]
     missing = [field for field in ("name", *numbers()) if field not in given]
-    for field, what in ((missing, "is missing"), (unknown, "is no field of a machine profile")):
+    for field, what in ((missing, "is missing"), (unknown, "is not a field of a machine profile")):
         if field:
             raise Refused(f"{path}: {field[0]} {what}; if another version wrote it, run notebook 00 again")
     try:
@@ -132,17 +134,17 @@ def load(name_or_path: str) -> MachineProfile:
 
 
 def kept_in(folder: Path) -> MachineProfile | None:
-    """The profile that the machine notebook kept in an output folder, if it did. Raises Refused if it is damaged."""
+    """The profile that the machine notebook kept in an output folder, if any. Raises Refused if it is damaged."""
     path = folder / PROFILE_NAME
     return load(str(path)) if path.is_file() else None
 
 
 def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
-    """The profile of a measured machine: its ceilings, and for what they do not measure the t4-colab's numbers,
-    saying so. Better it with `time_model.calibrate` and a few runs. Raises Refused for a ceiling that is missing.
+    """The profile of a measured machine: its ceilings, and t4-colab's numbers for the rest, marked as such. A few probe
+    runs improve it (`calibration.calibrate`). Raises Refused for a missing ceiling.
     """
     machine = ceilings.machine
-    measured = {
+    ceiling_of = {
         "gpu_mem_gib": machine.gpu_mem_gib,
         "host_ram_gib": machine.ram_gib,
         "gpu_mem_gb_s": ceilings.gpu_copy_gb_s,
@@ -155,15 +157,17 @@ def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
         "disk_gb_s": ceilings.disk_read_gb_s,
         "direct_disk_gb_s": ceilings.disk_read_gb_s,
     }
-    for field, value in measured.items():
+    measured: dict[str, float] = {}
+    for field, value in ceiling_of.items():
         if value is None:
-            raise Refused(f"{machine.name}: no {field} was measured, a machine profile needs it")
+            raise Refused(f"{machine.name}: {field} was not measured, and a machine profile needs it")
+        measured[field] = value
     hopper_or_later = re.search(r"\b(G?H[12]00|G?B[23]00|GH200)\b", machine.name)
     derived = {
-        # What decompressing moves through GPU memory is the same on every GPU.
-        "dequantize_gb_s": T4_COLAB.dequantize_gb_s * ceilings.gpu_copy_gb_s / T4_COLAB.gpu_mem_gb_s,
-        "disk_write_gb_s": ceilings.disk_read_gb_s,
-        "cpu_attention_gb_s": T4_GCP.cpu_attention_gb_s * machine.cpu_count / T4_GCP_CPUS,
+        # Decompression moves the same bytes through GPU memory on every GPU.
+        "dequantize_gb_s": T4_COLAB.dequantize_gb_s * measured["gpu_mem_gb_s"] / T4_COLAB.gpu_mem_gb_s,
+        "disk_write_gb_s": measured["disk_gb_s"],
+        "cpu_attention_gb_s": T4_GCP.cpu_attention_gb_s * (machine.cpu_count or 1) / T4_GCP_CPUS,
         "cublas_workspace_mib": 32.0 if hopper_or_later else T4_COLAB.cublas_workspace_mib,
     }
     how = {
@@ -183,12 +187,13 @@ def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
 
 _COST_MODEL = "FlexGen's own cost model, fitted by its authors on a T4 of Google Cloud (experimental/cost_model.py)"
 _PAPER = "FlexGen paper (Sheng et al., ICML 2023), section Experiments"
-_PAGE_CACHE = "2.84 GB a pass out of the page cache of an H200 machine in 0.32 s, not on this machine"
+_PAGE_CACHE = "2.84 GB a pass from the page cache of an H200 machine in 0.32 s, not on this machine"
 _TWO_EPYC_CORES = "measured with torch on two EPYC cores, not on this machine"
 
 T4_GCP_CPUS = 32  # of a Google Cloud machine of the N1 series with 208 GB
 
-# The machine of FlexGen's paper; no number is fitted to the throughputs that the paper gives.
+# The machine of FlexGen's paper. Its authors fitted five of these rates to their own runs on it, so the paper's
+# throughputs, on which the profile is judged, are not independent of them.
 _T4_GCP = {
     "gpu_mem_gib": (14.56, "a T4's total memory as torch gives it: 14,912 MiB"),
     "gpu_overhead_gib": (0.4, "CUDA's context: about 400 MB (github.com/pytorch/pytorch/issues/109888)"),
@@ -201,12 +206,12 @@ _T4_GCP = {
         "10 operators a layer (counted) at 25 us, the upper end of what torch's eager mode "
         "takes for one (jiahuanglin.xyz, From PyTorch op to kernel launch)",
     ),
-    "prefill_kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
-    "decode_kernel_loading_s": (0.0, "not known, and little beside these runs' minutes"),
+    "prefill_kernel_loading_s": (0.0, "not known, and little in runs of minutes"),
+    "decode_kernel_loading_s": (0.0, "not known, and little in runs of minutes"),
     "h2d_gb_s": (13.84, f"{_COST_MODEL}: ctog_bdw, 12.89 GiB/s"),
     "d2h_gb_s": (5.18, f"{_COST_MODEL}: gtoc_bdw_hidden, 4.82 GiB/s"),
     "cache_store_gb_s": (1.04, f"{_COST_MODEL}: gtoc_bdw_cache, 0.97 GiB/s"),
-    "cache_overhead_us": (0.0, "not known, and little beside these runs' large batches"),
+    "cache_overhead_us": (0.0, "not known, and little with large batches"),
     "host_copy_gb_s": (8.8, _PAGE_CACHE),
     "page_cache_gb_s": (8.8, _PAGE_CACHE),
     "large_file_gb_s": (8.8, _PAGE_CACHE),
@@ -218,11 +223,12 @@ _T4_GCP = {
     "disk_write_gb_s": (1.0, f"{_PAPER}: about 1 GB/s writing"),
     "host_ram_gib": (208.0, f"{_PAPER}: 208 GB"),
     "host_overhead_gib": (2.22, "a process with torch and CUDA: 2,271 MiB (github.com/pytorch/pytorch/issues/106511)"),
-    "mapped_files_gib": (0.0, "not known, and little beside 208 GB"),
+    "mapped_files_gib": (0.0, "not known, and little of 208 GB"),
     "cublas_workspace_mib": (8.125, "torch's default below Hopper, :4096:2:16:8 (CublasHandlePool.cpp)"),
 }
 _Q1 = "calibrated on the hand-in's --percent"
-# The hand-in's machine: four of its runs give four rates; the others are published, or said to be from elsewhere.
+# The hand-in's machine: four of its runs give four rates, the others are published or borrowed, as `sources` says. Of
+# its five other runs two are independent of these four: `50 0`, and 4-bit weights on disk.
 _T4_COLAB = _T4_GCP | {
     "dequantize_gb_s": (18.75, f"{_Q1} 100 0 100 0 100 0 --compress-weight: 24.107 token/s"),
     "layer_overhead_us": (1199.1, f"{_Q1} 100 0 100 0 100 0: 65.771 token/s"),

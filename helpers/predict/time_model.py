@@ -22,7 +22,7 @@ KERNEL_LOADING = "kernel loading"  # a term without a rate
 
 # How far a run's rates have been from those of probes minutes before, and how much longer launches take on a core that
 # other processes use too: judged on six H200 machines, whose cores are shared.
-RATE_SPREAD = 0.15
+RATE_SPREAD = 0.2
 SHARED_CORE = 2.0
 
 
