@@ -72,7 +72,9 @@ def locked(path: Path, when_taken: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def run_folder(root: Path) -> Iterator[Path]:
-    """A folder that belongs to this process and is removed afterwards; first removes those of dead processes."""
+    """A folder that belongs to this process and is removed afterwards, with the parents that it needed; first removes
+    those of dead processes."""
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
     me = psutil.Process()
@@ -82,6 +84,9 @@ def run_folder(root: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for empty in made:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                empty.rmdir()
 
 
 def remove_leftovers(root: Path) -> list[Path]:

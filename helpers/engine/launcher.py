@@ -1,24 +1,27 @@
-"""Start a run in a process of its own, sample it, limit it, end all of it, and name what went wrong."""
+"""Start a run in its own process, sample it, limit it, end all of it, and name what went wrong."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from multiprocessing import util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers import home, paths
 from helpers.engine import out_of_memory, worker
-from helpers.machine import disks, limits
+from helpers.machine import disks, limits, torch_check
 from helpers.machine.emulation import EMULATED_T4
 from helpers.results import Failure, Repeat, Samples
 from helpers.sampling import Sampler
@@ -29,8 +32,9 @@ if TYPE_CHECKING:
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
-# Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server is no more.
+# Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server has died.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
+LONGEST_SOCKET_FOLDER = 70  # bytes; a socket's path has 107 at most, and multiprocessing adds 31
 
 
 @dataclass
@@ -65,6 +69,7 @@ def warm_server() -> None:
         # The server imports helpers by name, from any folder.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(paths.ROOT), before)))
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by a process that is started now
+        _keep_sockets_at_home()
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -72,6 +77,19 @@ def warm_server() -> None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@functools.cache
+def _keep_sockets_at_home() -> None:
+    """Have multiprocessing put its sockets in a run folder, which the next run removes if this process is killed."""
+    exit_stack = contextlib.ExitStack()
+    util.Finalize(None, exit_stack.close, exitpriority=-200)  # after multiprocessing has removed its own
+    folder = exit_stack.enter_context(home.run_folder(home.home()))
+    before = tempfile.tempdir
+    if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
+        tempfile.tempdir = str(folder)
+    util.get_temp_dir()  # makes one, and keeps it
+    tempfile.tempdir = before
 
 
 def _server_context() -> Any:
@@ -130,7 +148,7 @@ def _measure_once(
     limit_s: float,
     on_phase: Callable[[str], None],
 ) -> None:
-    """One generation in a process of its own, added to the outcome."""
+    """Measure one generation in its own process, and add it to the outcome."""
     offload_dir = folder / "offload"
     offload_dir.mkdir()
     outcome.result = {}
@@ -148,6 +166,7 @@ def _measure_once(
         emulation=EMULATED_T4 if settings.device == "emulated" else None,
         origin_s=outcome.origin_s,
     )
+    mapped_bytes = None
     memory_before, oom_kills_before = limits.memory_allowance(), limits.oom_kills()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = _server_context().Process(target=worker.main, args=(job, theirs), daemon=True)
@@ -156,12 +175,14 @@ def _measure_once(
             process.start()
         theirs.close()
         sampler.follow(process.pid)
-        _listen(ours, began_s - outcome.origin_s, began_s + limit_s, outcome, on_phase)
+        mapped_bytes = _listen(ours, began_s - outcome.origin_s, began_s + limit_s, outcome, on_phase)
+    except (EOFError, ConnectionError):  # the server died while it imported torch and FlexGen
+        outcome.failure = _server_death(settings, memory_before, oom_kills_before)
     finally:
         done_s = time.monotonic()
         _end(process)
         outcome.phases_s["end"] = outcome.phases_s.get("end", 0.0) + time.monotonic() - done_s
-        ours.close()  # one that was interrupted while it started finds nobody to talk to, and ends
+        ours.close()  # a worker that was interrupted while it started finds the pipe closed, and ends
         theirs.close()
     if not outcome.result and outcome.failure is None:
         if process.exitcode in KILLED:
@@ -170,21 +191,22 @@ def _measure_once(
         else:
             outcome.failure = _death(process.exitcode, offload_dir)
     if outcome.failure:
-        outcome.failure = out_of_memory.explained(outcome.failure, settings, memory_before)
+        outcome.failure = out_of_memory.explained(outcome.failure, settings, memory_before, mapped_bytes)
         outcome.failure = outcome.failure.model_copy(update={"log_tail": _tail(folder / "log")})
     shutil.rmtree(offload_dir, ignore_errors=True)
 
 
 def _listen(
     pipe: Connection, since_s: float, deadline_s: float, outcome: Outcome, on_phase: Callable[[str], None]
-) -> None:
-    """Take what the worker says until it has done, failed, died or run out of time."""
+) -> int | None:
+    """Take the worker's messages until it has finished, failed, died or run out of time. Returns the address space that
+    it had mapped when it failed."""
     phase = "start"
     parent = os.getppid()
     while True:
         if time.monotonic() >= deadline_s:
             outcome.failure = Failure(kind="timeout", message=f"still in phase '{phase}' at its time limit; ended")
-            return
+            return None
         if "JPY_PARENT_PID" in os.environ and os.getppid() != parent:
             raise KeyboardInterrupt  # a notebook's kernel outlived the program that ran the notebook
         if not pipe.poll(PARENT_CHECK_S):
@@ -192,7 +214,7 @@ def _listen(
         try:
             what, *content = pipe.recv()
         except (EOFError, OSError):
-            return  # it died: the exit code says how
+            return None  # it died: the exit code says how
         if what == "phase":
             name, moment_s = content
             outcome.phases_s[phase] = outcome.phases_s.get(phase, 0.0) + moment_s - since_s
@@ -202,10 +224,10 @@ def _listen(
             outcome.repeats.append(Repeat.model_validate(_as_tuples(content[0])))
         elif what == "done":
             outcome.result = content[0]
-            return
+            return None
         elif what == "failed":
             outcome.failure = Failure(kind=content[0]["kind"], message=content[0]["message"])
-            return
+            return content[1]
 
 
 def _as_tuples(value: Any) -> Any:
@@ -217,10 +239,10 @@ def _as_tuples(value: Any) -> Any:
 
 
 def _end(process: Any) -> None:
-    """End the run's whole process group, and wait for it: the GPU and its memory are free afterwards."""
+    """End the run's whole process group and wait for it, which frees the GPU and its memory."""
     if process.pid is None:
         return
-    process.join(timeout=1)  # one that has said its last ends by itself
+    process.join(timeout=1)  # after its last message it ends by itself
     try:
         group = os.getpgid(process.pid)
     except ProcessLookupError:
@@ -234,8 +256,19 @@ def _end(process: Any) -> None:
     process.join()
 
 
+def _server_death(settings: RunSettings, before: limits.MemoryAllowance, kills_before: int | None) -> Failure:
+    """Why the server that runs are forked from died before it could fork this one."""
+    kills = limits.oom_kills()
+    if kills_before is None or kills is None or kills <= kills_before:
+        cause = torch_check.run().import_error
+        if cause and "SIGKILL" not in cause:
+            return Failure(kind="error", message=cause)
+    whom = "the process that runs are forked from, while it imported torch and FlexGen, was"
+    return out_of_memory.killed(whom, settings, before, kills_before)
+
+
 def _death(exit_code: int | None, offload_dir: Path) -> Failure:
-    """Why a worker that said nothing ended, from its exit code and what can be seen of the machine."""
+    """Why a worker ended without a message, from its exit code and the disk's state."""
     if exit_code == -signal.SIGBUS and disks.free_bytes(offload_dir) < 2**20:
         return Failure(
             kind="disk_full", message=f"the disk behind the offload folder ({offload_dir}) is full; free some space"
@@ -255,7 +288,7 @@ def _tail(log: Path) -> str:
 
 @contextlib.contextmanager
 def _quiet_main_module() -> Iterator[None]:
-    """Keep multiprocessing from importing the caller's script in the worker: the worker needs nothing of it."""
+    """Keep multiprocessing from importing the caller's script in the worker, which doesn't need it."""
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if getattr(main, name, None) is not None}
     for name in hidden:

@@ -44,10 +44,12 @@ def explained(
     elif kind == "host_oom":
         address_space = limits.address_space_limit()
         if address_space is not None and mapped_bytes is not None:
-            needed = mapped_bytes + _host_bytes(settings)
+            # Copy buffers are mapped whole, however little passes through them.
+            buffers = 8 * GIB if settings.copy_buffer == "stock" and copy_buffer_elements(settings) else 0
             more = (
-                f"ulimit -v allows {_size(address_space)} of address space, {_size(mapped_bytes)} were mapped (most of "
-                f"it by torch and FlexGen), and {_needed_on_host(settings)}: raise it to {_size(needed)} or more"
+                f"ulimit -v allows {_size(address_space)} of address space, {_size(mapped_bytes)} were mapped, most "
+                f"by torch and FlexGen; FlexGen's copy buffers take up to {_size(buffers)} and this run's tensors "
+                f"{_size(_host_bytes(settings))}: raise it to {_size(mapped_bytes + buffers + _host_bytes(settings))}"
             )
         else:
             more = f"{_needed_on_host(settings)}, {_there_was(before)}: {_less_on_host(settings)}"

@@ -1,5 +1,8 @@
-"""What the server that runs are forked from imports, once. Nothing here may touch CUDA or start a thread."""
+"""The imports of the server that runs are forked from. Nothing here may touch CUDA or start a thread."""
 
-from helpers.engine import patches, worker  # noqa: F401
+from helpers.engine import patches, worker
 
-patches.import_flexgen()
+try:
+    patches.import_flexgen()
+except Exception as error:  # not only ImportError: a missing library is an OSError, another NumPy's ABI a ValueError
+    worker.import_error = error  # the run fails with it; raised here, it would end the server without a word

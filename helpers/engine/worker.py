@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from helpers.engine import compressed_weights, core_speed, patches
 from helpers.engine.direct_reader import DirectReader, PartQueue
 from helpers.engine.page_cache import ColdReads, drop, write_back
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 WARM_UP_PROMPT_LEN = 32  # run_flexgen's warm-up: this prompt, one token
 PR_SET_PDEATHSIG = 1
+import_error: Exception | None = None  # why the server could not import torch or FlexGen
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def main(job: Job, pipe: Connection) -> None:
         try:
             with suppress(OSError):  # the log may be on the disk that is full
                 traceback.print_exception(error)
-            pipe.send(("failed", {"kind": kind_of(error), "message": one_line(error)}))
+            mapped_bytes = psutil.Process().memory_info().vms
+            pipe.send(("failed", {"kind": kind_of(error), "message": one_line(error)}, mapped_bytes))
         finally:
             os._exit(1)
 
@@ -110,7 +114,8 @@ def kind_of(error: BaseException) -> FailureKind:
         return "gpu_oom"
     if "CUDA error: out of memory" in text:  # cudaHostAlloc; torch's allocator writes "CUDA out of memory"
         return "host_pin_oom"
-    if isinstance(error, MemoryError) or "can't allocate memory" in text:  # torch's CPU allocator
+    no_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if no_memory or "can't allocate memory" in text or "failed to map segment" in text:  # torch's, the loader's
         return "host_oom"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
@@ -123,6 +128,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _run(job: Job, pipe: Connection) -> None:
+    if import_error:
+        raise import_error
     settings = RunSettings.model_validate_json(job.settings_json)
     flex_opt = patches.import_flexgen()
     patches.mend()

@@ -27,7 +27,8 @@ class CommandLine:
         self.mark = uuid.uuid4().hex
 
     def start(self, *arguments: str, program=("-m", "helpers"), checkout: Path = paths.ROOT, env=None, **options):
-        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(checkout), **(env or {})}
+        search_path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": search_path, **(env or {})}
         return subprocess.Popen(
             [sys.executable, *program, *map(str, arguments)],
             text=True,

@@ -20,7 +20,8 @@ from helpers.settings import Workload
 
 GIB = 2**30
 SPLIT = ("--percent", "100", "0", "100", "0", "100", "0")
-MEASURE = ("measure", "--device", "emulated", "--repeats", "1", *SPLIT, "--json")
+RUN = ("measure", "--device", "emulated", "--repeats", "1", "--json")
+MEASURE = (*RUN, *SPLIT)
 TINY = ("--gpu-batch-size", "1", "--prompt-len", "16", "--gen-len", "2")
 LARGE = ("--gpu-batch-size", "128", "--prompt-len", "500", "--gen-len", "2")  # 0.25 GiB of attention scores, thrice
 CGROUP_LIMIT = 900 << 20  # a tiny run fits, a large one does not
@@ -66,12 +67,21 @@ def test_address_space_that_a_limit_refuses(command_line, tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, (6 * GIB, 6 * GIB))
 
     on_disk = ("--percent", "0", "0", "100", "0", "100", "0")  # elsewhere nothing passes through their buffers
-    ended = command_line.run(*MEASURE, *TINY, *on_disk, "--output", tmp_path, preexec_fn=limit)
+    ended = command_line.run(*RUN, *TINY, *on_disk, "--output", tmp_path, preexec_fn=limit)
     assert ended.returncode == 1, ended.stderr
     figures = json.loads(ended.stdout)
     assert figures["status"] == "host_oom", figures["reason"]
-    for words in ("GiB", "free before it", "put less on the CPU"):
-        assert words in figures["reason"]
+    assert "ulimit -v allows 6.00 GiB" in figures["reason"]
+    raise_to_gib = float(figures["reason"].split("raise it to ")[1].split(" GiB")[0])
+    ended = command_line.run(
+        *RUN,
+        *TINY,
+        *on_disk,
+        "--output",
+        tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, 2 * (int((raise_to_gib + 0.01) * GIB),)),
+    )
+    assert ended.returncode == 0, ended.stdout
 
 
 def test_memory_that_cannot_be_pinned_is_not_called_the_gpus():
@@ -138,6 +148,22 @@ def test_the_kernels_oom_killer_in_a_cgroup(small_cgroup, command_line, tmp_path
     small = command_line.run(*MEASURE, *TINY, "--output", tmp_path, preexec_fn=enter)
     assert small.returncode == 0, small.stderr
     assert [record.status for record in Log(tmp_path / "results.jsonl")] == ["failed", "done"]
+
+
+def test_the_oom_killer_while_torch_is_imported(small_cgroup, command_line, tmp_path):
+    """Nothing of the run has started: the server that it would be forked from is what the kernel kills."""
+    v1 = small_cgroup / "memory.limit_in_bytes"
+    (v1 if v1.exists() else small_cgroup / "memory.max").write_text(str(150 << 20))
+
+    def enter():
+        (small_cgroup / "cgroup.procs").write_text(str(os.getpid()))
+
+    ended = command_line.run(*MEASURE, *TINY, "--output", tmp_path, preexec_fn=enter)
+    if ended.returncode == -signal.SIGKILL:
+        pytest.skip("the kernel killed the program itself, not its server")
+    figures = json.loads(ended.stdout)
+    assert figures["status"] == "killed", figures["reason"]
+    assert "OOM killer" in figures["reason"] and "of 150.0 MiB" in figures["reason"]
 
 
 def test_a_person_is_not_taken_for_the_oom_killer(tmp_path, monkeypatch):
