@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from helpers import paths
 from helpers.errors import Refused
@@ -30,6 +30,9 @@ MOST_NAMED = 10  # of a log's broken lines
 # Figures outside these bounds mean a damaged record.
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Gib = Annotated[float, Field(ge=0, le=1e6)]
+Bytes = Annotated[int, Field(ge=-(2**60), le=2**60)]  # differences of counters that others may reset
+Sample = Annotated[float, Field(ge=0, le=1e12)]
+SERIES = ("reads_per_s", "read_kib_per_s", "request_kib", "util_percent")
 Kind = Literal[
     "measured on CUDA", "measured on the emulated GPU", "measured by you", "projected by FlexGen", "predicted", "quoted"
 ]
@@ -42,13 +45,20 @@ class DiskSeries(Frozen):
     source: str  # "iostat 12.6.1", "/proc/diskstats" or "psutil"
     device: str
     device_found_by: str
-    interval_s: float
-    time_s: tuple[float, ...]
-    reads_per_s: tuple[float, ...]
-    read_kib_per_s: tuple[float, ...]
-    request_kib: tuple[float | None, ...]  # mean size of a read; None where there was none
-    util_percent: tuple[float | None, ...]
-    idle_read_kib_per_s: float | None  # before the run: other processes' reads
+    interval_s: Sample
+    time_s: tuple[Sample, ...]
+    reads_per_s: tuple[Sample, ...]
+    read_kib_per_s: tuple[Sample, ...]
+    request_kib: tuple[Sample | None, ...]  # mean size of a read; None where there was none
+    util_percent: tuple[Sample | None, ...]
+    idle_read_kib_per_s: Sample | None  # before the run: other processes' reads
+
+    @model_validator(mode="after")
+    def _one_value_per_interval(self) -> DiskSeries:
+        lengths = {len(getattr(self, name)) for name in ("time_s", *SERIES)}
+        if len(lengths) > 1:
+            raise ValueError(f"disk samples of unequal length: {', '.join(map(str, sorted(lengths)))}")
+        return self
 
 
 class MemorySeries(Frozen):
@@ -88,8 +98,8 @@ class Repeat(Frozen):
     ended_s: float
     pass_latencies_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
     peak_gpu_mem_gib: Gib
-    disk_read_bytes: int | None = None
-    own_read_bytes: int | None = None
+    disk_read_bytes: Bytes | None = None
+    own_read_bytes: Bytes | None = None
     timers_s: dict[str, tuple[Annotated[float, Field(ge=0, le=1e9)], ...]] = {}
     core_speed: Annotated[float, Field(gt=0, le=1)] | None = None
     paced_s: dict[str, tuple[Annotated[float, Field(ge=0, le=1e9)], ...]] = {}
@@ -150,7 +160,7 @@ class RunRecord(Frozen):
     repeats: tuple[Repeat, ...] = ()
     generated_tokens: tuple[tuple[int, ...], ...] = ()
     bytes_by_tier: dict[str, int] = {}
-    bytes_expected_from_disk: int = 0  # weights of one repeat, with nothing in the page cache
+    bytes_expected_from_disk: Bytes = 0  # weights of one repeat, with nothing in the page cache
     peak_gpu_reserved_gib: float | None = None
     samples: Samples = Samples()
     failure: Failure | None = None

@@ -15,8 +15,9 @@ from helpers.analysis.readers.found import Found, Where
 from helpers.errors import Refused
 from helpers.settings import OffloadSplit, RunSettings, in_one_line
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Beyond these a figure is a slip of the pen, and arithmetic with it overflows.
+Positive = Annotated[float, Field(ge=1e-12, le=1e12)]
+NotNegative = Annotated[float, Field(ge=0, le=1e12)]
 
 
 def _flag(text: str) -> bool:
