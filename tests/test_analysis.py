@@ -436,19 +436,22 @@ positive = st.floats(1e-4, 1e5)
 spread = st.floats(0, 0.5)
 
 
+odd = positive | st.sampled_from((1e-300, 1e-12, 1e100, 1e300))  # slips that a file may hold
+
+
 @st.composite
 def other_figures(draw):
     found = []
     for run in T4:
-        speed, width = draw(positive), draw(spread)
+        speed, width = draw(odd), draw(spread)
         figures = {
             "total_throughput_tok_s": speed,
             "wall_time_s": None,
             "total_throughput_tok_s_range": (speed * (1 - width), speed * (1 + width)),
-            "peak_gpu_mem_gib": draw(st.none() | positive),
+            "peak_gpu_mem_gib": draw(st.none() | odd),
             "bytes_from_disk": draw(st.none() | st.integers(0, 10**12)),
-            "load_weight_s": draw(st.none() | st.just(0.0) | positive),
-            "compute_layer_decoding_s": draw(st.none() | st.just(0.0) | positive),
+            "load_weight_s": draw(st.none() | st.just(0.0) | odd),
+            "compute_layer_decoding_s": draw(st.none() | st.just(0.0) | odd),
             "disk_r_s_peak": draw(st.none() | st.floats(0, 1e6)),
             "disk_rkb_s_peak": draw(st.none() | st.floats(0, 1e7)),
             "disk_rareq_kb_peak": draw(st.none() | st.floats(0, 1024)),

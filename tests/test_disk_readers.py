@@ -39,7 +39,7 @@ def words(rows):
     return analysis.disk_readers.analyze(rows).markdown
 
 
-# ---- beside the homework, not in it
+# ---- next to the homework, not in it
 
 
 def test_the_direct_run_changes_nothing_of_the_homework():

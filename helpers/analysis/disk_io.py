@@ -22,6 +22,7 @@ from helpers.analysis.values import (
     pass_time,
     percent,
     plain,
+    possible,
     seconds,
     size,
     times,
@@ -89,7 +90,7 @@ class Breakdown:
 
     @property
     def compute_exceeds_pass(self) -> bool:
-        """Whether the mean, once per layer, is longer than a whole pass: then it is no typical layer's."""
+        """Whether the mean, once per layer, is longer than a whole pass, and so not a typical layer's."""
         return self.pass_s is not None and self.layers * self.compute_s > SAME_COMPUTE * self.pass_s
 
     @property
@@ -248,14 +249,17 @@ def _disagreement(found: DiskClass) -> str:
 
 def _breakdown(row: QuestionRow, rows: Rows) -> Breakdown | None:
     run = row.run
-    if run.debug_mode is None or run.load_weight_s is None or run.compute_layer_decoding_s is None:
+    load, compute = run.load_weight_s, run.compute_layer_decoding_s
+    if run.debug_mode is None or load is None or compute is None:
+        return None
+    if not all(figure == 0 or possible(figure) for figure in (load, compute)):
         return None
     same_split = (other.run for other in rows.question("q1") if other.done and other.run.split == run.split)
     whole = pass_time(next(same_split, None))
     return Breakdown(
         row,
-        run.load_weight_s,
-        run.compute_layer_decoding_s,
+        load,
+        compute,
         run.load_weight_s_median,
         run.compute_layer_decoding_s_median,
         len(run.opt_model.layers),

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from helpers.analysis.matching import QuestionRow, Rows
 from helpers.homework import QUESTIONS
@@ -103,11 +103,16 @@ def ratio(a: Value | None, b: Value | None) -> Value | None:
     return a.over(b) if a and b and b.value else None
 
 
+def possible(figure: float | None) -> TypeGuard[float]:
+    """Whether a figure is known and one that a machine can have: 1e300 token/s is a slip of the pen."""
+    return figure is not None and 1e-9 <= figure <= 1e12
+
+
 def throughput(run: Run | None) -> Value | None:
     """Token/s of a run that has it."""
     if run is None:
         return None
-    if run.total_throughput_tok_s:
+    if possible(run.total_throughput_tok_s):
         return Value.of(run.total_throughput_tok_s, run.total_throughput_tok_s_range)
     time = latency(run)
     return Value.of(run.workload.generated_tokens).over(time) if time else None
@@ -115,7 +120,7 @@ def throughput(run: Run | None) -> Value | None:
 
 def latency(run: Run | None) -> Value | None:
     """Seconds of one generation of a run that has them."""
-    if run is None or not run.latency_s:
+    if run is None or not possible(run.latency_s):
         return None
     return Value.of(run.latency_s, run.wall_time_s_range)
 
@@ -234,8 +239,8 @@ def listed(items: Iterable[str]) -> str:
 
 def plain(value: float, digits: int = 3) -> str:
     """A number to `digits` significant digits, without an exponent: 0.0054, 35.5, 6,740."""
-    if value == 0:
-        return "0"
+    if value == 0 or math.isinf(value):
+        return f"{value:.0f}".replace("inf", "∞")
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, decimals)
     return f"{rounded:,.{max(0, decimals)}f}"
