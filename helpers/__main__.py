@@ -134,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     options.add_arguments(measure, RunSettings, "page_cache", "disk_reader", "copy_buffer", "repeats")
     output(measure)
     measure.add_argument("--fresh", action="store_true", help="measure even if the result is known")
+    measure.add_argument(
+        "--allow-long", action="store_true", help="on the emulated GPU: allow runs that take long or write much"
+    )
     measure.add_argument("--json", action="store_true", help="print one JSON object")
 
     place = command("place", _place, "show where FlexGen puts the weights for a split")
@@ -274,7 +277,9 @@ def _measure(given: argparse.Namespace) -> int:
     runs = _settings(given, device)
     output = paths.folder(given.output, "output folder")
     unknown = set(runs) if given.fresh else set(lab.without_figures(runs, output))
-    sweep = lab.run(runs, output, fresh=given.fresh, offload_root=given.offload_dir, say=_say)
+    sweep = lab.run(
+        runs, output, fresh=given.fresh, offload_root=given.offload_dir, allow_long=given.allow_long, say=_say
+    )
     log = output / results.LOG_NAME
     figures = [
         record.as_json() | {"known": name not in unknown, "results": str(log)} for name, record in sweep.records.items()

@@ -91,7 +91,6 @@ def run(
     if todo:
         paths.check_writable(log.path)
         paths.try_out(root, "offload folder")
-        launcher.warm_server()
 
     made: dict[str, store.Weights] = {}
     bar = tqdm(
@@ -290,7 +289,7 @@ def run_key(settings: RunSettings, where: Machine) -> str:
 
     A new runtime (Colab after a disconnect) counts as the same machine, so its kernel and exact RAM are left out.
     """
-    kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib))
+    kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib or 0))
     model = settings.opt_model if models.local_folder(settings.model) else ""  # a folder may get another model
     emulated = EMULATED_T4 if where.profile else ""  # its rates may change under the same name
     text = f"{settings.model_dump_json()}{model} {kind} {emulated} {METHOD_VERSION}"

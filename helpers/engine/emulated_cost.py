@@ -72,17 +72,19 @@ def _cpu_s(settings: RunSettings, tokens: int) -> float:
 def check(settings: RunSettings, weights_are_kept: bool, allowance: MemoryAllowance, allow_long: bool) -> None:
     """Raises Refused, with the figures, if the run does not fit in RAM, or takes long and that was not allowed."""
     found = cost(settings, weights_are_kept)
+    takes = (
+        f"{settings.opt_model.name} on the emulated GPU would take {in_words(found.seconds)} a repeat, write "
+        f"{found.written_gib:.1f} GiB and need {found.host_gib:.1f} GiB of RAM"
+    )
     if found.host_gib * GIB > allowance.free_bytes:
+        free_gib = allowance.free_bytes / GIB
         raise Refused(
-            f"the emulated GPU's memory is this machine's: the run needs {found.host_gib:.1f} GiB of RAM, "
-            f"{allowance.free_bytes / GIB:.1f} GiB are free ({allowance.free_limited_by}): "
-            "take a smaller model or batch"
+            f"{takes}; {free_gib:.1f} GiB are free ({allowance.free_limited_by}): take a smaller model or batch"
         )
     if not allow_long and (found.seconds > LONGEST_S or found.written_gib > MOST_WRITTEN_GIB):
         raise Refused(
-            f"{settings.opt_model.name} on the emulated GPU would take {in_words(found.seconds)} and write "
-            f"{found.written_gib:.1f} GiB; without --allow-long the limits are {in_words(LONGEST_S)} and "
-            f"{MOST_WRITTEN_GIB:g} GiB"
+            f"{takes}; over {in_words(LONGEST_S)} or {MOST_WRITTEN_GIB:g} GiB written needs --allow-long (or take a "
+            "smaller model, batch or length)"
         )
 
 
