@@ -333,12 +333,13 @@ def test_measured_runs_lie_over_the_predictions(tmp_path):
     there = logged(bench, "50 50 100 0 100 0", ((9.0, 9.0),))
     log.append(there.model_copy(update={"machine": another, "key": lab.run_key(there.settings, another)}))
     shown = view(bench.start, bench, bench.measured(EMULATED))
-    assert shown.measured_tok_s.value == pytest.approx(16 / 0.2)
+    tokens = shown.settings.workload.generated_tokens
+    assert shown.measured_tok_s.value == pytest.approx(tokens / 0.2)
     assert [settings.split.percent[:2] for settings, _ in shown.measured_like(without_split)] == [(0, 0)]
     assert len(bench.measured(EMULATED)) == 3
     table, _ = explorer.tour(bench)
     by_percent = table.frame.set_index("percent")
-    assert by_percent.loc["0 0 100 0 100 0", "measured_tok_s"] == pytest.approx(16 / 6)
+    assert by_percent.loc["0 0 100 0 100 0", "measured_tok_s"] == pytest.approx(tokens / 6)
     assert by_percent["measured_tok_s"].notna().sum() == 2
     assert set(by_percent["kind"].dropna()) == {"measured on the emulated GPU"}
 

@@ -17,6 +17,6 @@ tour        tables and pictures for where nothing moves
 
 from helpers.explorer.bench import Bench, open_bench
 from helpers.explorer.sliders import Explorer
-from helpers.explorer.tour import start, tour
+from helpers.explorer.tour import predicted_tok_s, start, tour, turning_point
 
-__all__ = ["Bench", "Explorer", "open_bench", "start", "tour"]
+__all__ = ["Bench", "Explorer", "open_bench", "predicted_tok_s", "start", "tour", "turning_point"]

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -74,8 +75,7 @@ class Drawing(ABC):
         self.canvas.restore_region(self._backgrounds[self._framed])
         for axes, artist in self._moving:
             axes.draw_artist(artist)
-        size = (WIDTH_PX, self.full_height_px)
-        pixels = Image.frombuffer("RGBA", size, self.canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
+        pixels = Image.fromarray(np.asarray(self.canvas.buffer_rgba()))
         content = io.BytesIO()
         pixels.convert("RGB").save(content, "png", compress_level=1)
         return content.getvalue()

@@ -42,8 +42,9 @@ class WhatIf:
             return profile
         changed: dict[str, Any] = {"name": f"{profile.name}, hypothetical: {self}"}
         if self.disk_gb_s:
-            write_gb_s = profile.disk_write_gb_s * self.disk_gb_s / profile.disk_gb_s
-            changed |= {"disk_gb_s": self.disk_gb_s, "disk_write_gb_s": write_gb_s}
+            others = ("direct_disk_gb_s", "disk_write_gb_s")
+            changed |= {name: getattr(profile, name) * self.disk_gb_s / profile.disk_gb_s for name in others}
+            changed["disk_gb_s"] = self.disk_gb_s
         if self.h2d_gb_s:
             d2h_gb_s = profile.d2h_gb_s * self.h2d_gb_s / profile.h2d_gb_s
             changed |= {"h2d_gb_s": self.h2d_gb_s, "d2h_gb_s": d2h_gb_s}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -13,10 +14,11 @@ from helpers.explorer.frontier import FrontierPicture
 from helpers.explorer.map_picture import MapPicture
 from helpers.explorer.moves import moved
 from helpers.explorer.overlap import OverlapPicture
-from helpers.explorer.roofline import RooflinePicture
+from helpers.explorer.roofline import RooflinePicture, roofline
 from helpers.explorer.state import State
 from helpers.explorer.view import View, view
 from helpers.homework import QUESTIONS
+from helpers.predict.time_model import predict
 from helpers.report.plots import Plot
 from helpers.report.tables import NOT_KNOWN, Table
 from helpers.settings import OffloadSplit
@@ -36,16 +38,10 @@ def start(bench: Bench) -> tuple[Plot, ...]:
 def tour(bench: Bench) -> tuple[Table, tuple[Plot, ...]]:
     """Predicted next to measured for the five splits at the bench's start, and how each overlaps its work."""
     measured = bench.measured(bench.start.machine)
-    views = {row.id: view(_at(bench, row.percent), bench, measured) for row in QUESTIONS["q1"]}
+    views = {row.id: view(_moved(bench, _shares(row.percent)), bench, measured) for row in QUESTIONS["q1"]}
     pictures = tuple(OverlapPicture(alone=True).plot(one, f"explore_{name}") for name, one in views.items())
     caption = f"Predicted and measured: {bench.start.settings.model} on {in_line(bench.start.machine)}"
     return compared("explore", caption, tuple(views.values()), bench), pictures
-
-
-def _at(bench: Bench, percent: str) -> State:
-    split = OffloadSplit.parse(percent)
-    state = moved(bench.start, "weights_gpu", split.weights_gpu, bench)
-    return moved(state, "weights_cpu", split.weights_cpu, bench)
 
 
 def compared(name: str, caption: str, views: Sequence[View], bench: Bench) -> Table:
@@ -121,3 +117,31 @@ def _within(value: float, low: float, high: float) -> str:
     """A figure, and its range where that says more."""
     ends = plain(low), plain(high)
     return plain(value) + (f" ({ends[0]} to {ends[1]})" if ends[0] != ends[1] else "")
+
+
+# ---- figures that the notebook's exercises ask for -------------------------------------------------------------------
+
+
+def predicted_tok_s(bench: Bench, **controls: Any) -> float:
+    """Predicted token/s where the sliders start, with some controls moved one after another."""
+    state = _moved(bench, controls)
+    return predict(state.settings, bench.profile(state)).total_throughput_tok_s
+
+
+def turning_point(bench: Bench, **controls: Any) -> float:
+    """The batch size at which the roofline's lowest roof becomes computing's, with some controls moved."""
+    state = _moved(bench, controls)
+    crossings = roofline(state.settings, bench.profile(state)).crossings
+    return next(size for size, _, _, part in crossings if part == "compute")
+
+
+def _moved(bench: Bench, controls: dict[str, Any]) -> State:
+    state = bench.start
+    for control, value in controls.items():
+        state = moved(state, control, value, bench)
+    return state
+
+
+def _shares(percent: str) -> dict[str, int]:
+    split = OffloadSplit.parse(percent)
+    return {"weights_gpu": split.weights_gpu, "weights_cpu": split.weights_cpu}
