@@ -305,8 +305,7 @@ def test_a_roofline_is_above_its_prediction(bench, gpu, cpu, batches, compress, 
     for i in (0, 8, len(SIZES) - 1):
         predicted = predict(with_batch(settings, SIZES[i], batches), T4_COLAB)
         assert found.tok_s[i] == pytest.approx(predicted.total_throughput_tok_s, rel=0.02)
-    for roof in found.roofs.values():
-        assert (roof[1:] >= roof[:-1] * 0.999).all()  # a larger batch is no slower
+    assert all((roof >= found.tok_s * 0.999).all() for roof in found.roofs.values())
     assert set(TERMS) <= {term for terms in PARTS.values() for term in terms} | {"cache moves"}
     if 0 < found.largest < SIZES[-1]:
         assert fits(with_batch(settings, found.largest, batches), T4_COLAB)

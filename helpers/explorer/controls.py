@@ -10,7 +10,7 @@ from helpers.explorer.bench import Bench
 from helpers.explorer.state import HOMES
 from helpers.settings import SHORTEST_PROMPT
 
-COLUMN_PX = 430
+COLUMN_PX = 436
 LABEL_PX = 80
 NUMBER_PX = 72  # next to a slider; what remains is its track
 HALF_PX = 208
@@ -20,8 +20,8 @@ BATCH_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 # What a machine's part may be supposed to be; the first leaves it as it is.
 AS_IT_IS = ("as it is", 0.0)
 SUPPOSED: dict[str, tuple[float, ...]] = {
-    "disk_gb_s": (0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0, 14.0, 28.0),
-    "h2d_gb_s": (0.2, 1.0, 3.0, 6.0, 12.0, 16.0, 25.0, 32.0, 50.0, 64.0, 128.0, 450.0),
+    "disk_gb_s": (0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0, 14.0, 28.0),
+    "h2d_gb_s": (0.03, 0.1, 0.3, 1.0, 3.0, 6.0, 12.0, 16.0, 25.0, 32.0, 50.0, 64.0, 128.0, 450.0),
     "host_ram_gib": (4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0),
 }
 BATCH_LIMITS = {"no limit": None, "1": 1, "4": 4, "16": 16, "64": 64, "256": 256, "1024": 1024}
@@ -61,8 +61,8 @@ def make_controls(bench: Bench) -> dict[str, widgets.Widget]:
     """Every control by the name of what it sets. The first state sets their values."""
     tiers = tuple(HOMES)
     controls = {
-        "machine": _dropdown("Machine", tuple(bench.machines), 330, 60),
-        "model": _dropdown("Model", bench.models[bench.start.machine], 190, 46),
+        "machine": _dropdown("Machine", tuple(bench.machines), 290, 58),
+        "model": _dropdown("Model", bench.models[bench.start.machine], 160, 44),
         "weights_gpu": _slider("GPU weights", 0, 100),
         "weights_cpu": _slider("CPU weights", 0, 100),
         "cache": _dropdown("KV cache on", tiers, HALF_PX, LABEL_PX),

@@ -77,18 +77,18 @@ class Explorer:
             )
             for height in (MapPicture.height_px, Summary.height_px)
         )
-        self.measure = button("Measure", "Run this setting here, through FlexGen", 176, "primary")
-        self.best = button("Best setting", "The fastest setting that fits this machine within the batch limit", 104)
+        self.measure = button("Measure", "Run this setting here, through FlexGen", 160, "primary")
+        self.best = button("Best setting", "The fastest setting that fits this machine within the batch limit", 96)
         self.batch_limit = with_tooltip(
             widgets.Dropdown(
                 options=BATCH_LIMITS,
                 description="batch limit",
                 style={"description_width": "70px"},
-                layout=widgets.Layout(width="164px"),
+                layout=widgets.Layout(width="152px"),
             ),
             "The most sequences that the best setting may have at a time",
         )
-        self.reset = button("Reset", "Back to where the sliders started", 72)
+        self.reset = button("Reset", "Back to where the sliders started", 60)
         self.real = button("Real machine", "Drop every supposed rate and size", 110)
         self.box = self._arranged()
         for name, control in self.controls.items():
@@ -255,10 +255,15 @@ class Explorer:
         """Go to the fastest setting within the batch limit, for these prompt and text lengths, and say what changed."""
         before, limit = self.state, self.batch_limit.value
         work = before.settings.workload
-        with self._busy("Comparing every setting ..."):
+        with self._busy("Comparing every setting."):
             try:
                 found = search.best(
-                    before.settings.model, self.bench.profile(before), work.prompt_len, work.gen_len, batch_limit=limit
+                    before.settings.model,
+                    self.bench.profile(before),
+                    work.prompt_len,
+                    work.gen_len,
+                    batch_limit=limit,
+                    on_progress=lambda share: self._say(f"Comparing every setting: {100 * share:.0f} % done."),
                 )
             except Refused as error:
                 self._say(str(error), wrong=True)
