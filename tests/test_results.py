@@ -118,7 +118,7 @@ def test_the_record_of_a_model_in_a_folder_outlives_the_folder(tmp_path):
         text=True,
     )
     assert read.returncode == 0 and "warning" not in read.stderr
-    assert f"| {folder} |" in (out / "report.md").read_text().replace("\\", "")
+    assert f"{folder}, " in (out / "report.md").read_text().replace("\\", "")
 
 
 @pytest.mark.parametrize("shape", [{}, {"name": "x"}, [], {"name": "x", "num_layers": "two"}])

@@ -464,5 +464,5 @@ def ceilings(measured: MachineCeilings) -> Table:
             line = line._replace(source=f"{source}; more was measured, so this isn't the limit here")
         lines.append(line)
     where = "this machine, no GPU in use" if measured.machine.name.startswith("emulated") else measured.machine.name
-    caption = f"Measured ceilings of {in_line(where)}, folder {in_line(measured.folder)}, next to theoretical ones."
+    caption = f"Measured ceilings of {in_line(where)}, next to theoretical ones."
     return build("machine", caption, CEILINGS, lines)
