@@ -137,6 +137,21 @@ def test_a_pass_is_behind_if_the_cpu_was_too_slow(pacer, clock, late_by, behind)
     assert clock.now_s - began_s == pytest.approx(10 * LAUNCH_S - made_up_for)
 
 
+def test_single_steps_take_their_time_after_a_late_one(clock):
+    pacer = Pacer(EMULATED_T4, clock, clock.works)
+    pacer.begin(makes_up=False)
+    pacer.next_pass()
+    steps_s = []
+    for late_s in (0.0, 3 * LAUNCH_S, 0.0, 0.0):
+        began_s = clock.now_s
+        pacer.launch_layer()
+        clock.works(late_s)
+        pacer.synchronize()
+        steps_s.append(clock.now_s - began_s)
+    pacer.end()
+    assert steps_s == pytest.approx([LAUNCH_S, 3 * LAUNCH_S, LAUNCH_S, LAUNCH_S]) and pacer.passes_behind == 1
+
+
 # ---- the books of real runs
 
 

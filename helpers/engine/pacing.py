@@ -38,6 +38,7 @@ class Pacer:
         self.passes_behind = 0
         self._clock, self._sleep = clock, sleep
         self._pacing = False
+        self._makes_up = True
         self._here = threading.local()
         self._lock = threading.Lock()
         self._free_at_s: defaultdict[str, float] = defaultdict(float)  # when each part has done everything
@@ -48,8 +49,9 @@ class Pacer:
 
     # --- moments ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._pacing = True
+    def begin(self, makes_up: bool = True) -> None:
+        """Start pacing. Without `makes_up`, waits after a late one are no shorter: for timers of single steps."""
+        self._pacing, self._makes_up = True, makes_up
         self._here.reached_s = self._synchronized_s = self._clock()
 
     def next_pass(self) -> None:
@@ -59,7 +61,7 @@ class Pacer:
         self._close_pass()
         if not self.passes:
             self._catch_up()
-        self._pass_began_s = self._reached_s
+        self._pass_began_s, self._behind_s = self._reached_s, 0.0
         self.passes.append(defaultdict(float))
 
     def end(self) -> None:
@@ -78,7 +80,12 @@ class Pacer:
         with self._lock:
             self._reached_s = self._synchronized_s = max(self._reached_s, *self._free_at_s.values(), 0.0)
         self._wait()
-        self._behind_s = self._clock() - self._reached_s
+        late_s = self._clock() - self._reached_s
+        if self._makes_up:
+            self._behind_s = late_s
+        else:
+            self._behind_s += late_s
+            self._catch_up()
 
     def pcie_done_s(self) -> float:
         """When the copies to the GPU given so far will have ended."""
