@@ -1,4 +1,4 @@
-"""A machine's profile, measured: its ceilings, and the rates that a few short FlexGen runs show."""
+"""A machine's profile, measured: its ceilings, and rates from a few short FlexGen runs (probes)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CACHE_ON_CPU = "100 0 0 100 100 0"
 
 
 def probes() -> dict[str, RunSettings]:
-    """The runs by the rate that each shows, in an order in which each needs only the rates before it.
+    """The probes by the rate that each shows, in an order in which each needs only the rates before it.
 
-    A few wide layers: what a pass takes is that rate, and a pass is short. Processes on one machine differ, those
-    that are bound by launches most, so that there are several of each. Reads are timed layer by layer (breakdown), so
-    that one process shows dozens: attention's four small matrices and the MLP's two large ones tell a file's overhead
-    from the rate.
+    Their model has a few wide layers, so that passes are short and bound by that rate. Processes on one machine differ,
+    most of all when launches are the bottleneck, so there are several of each. Reads are timed layer by layer
+    (breakdown): one process shows dozens of them, and attention's four small matrices and the MLP's two large ones tell
+    a file's overhead from the rate.
     """
 
     def probe(percent: str, gen_len: int = 8, batch: int = 4, **options: Any) -> RunSettings:
@@ -61,9 +61,9 @@ def probes() -> dict[str, RunSettings]:
 def calibrate(
     ceilings: MachineCeilings, output_dir: Path, offload_root: Path | None = None, say: Callable[[str], None] = print
 ) -> MachineProfile:
-    """The profile of this machine: its ceilings, and for what they do not show a short FlexGen run each.
+    """The profile of this machine: its ceilings, and a short FlexGen run for each rate that they don't show.
 
-    A rate that its run does not show stays as the ceilings have it, which is said. Raises Refused without a GPU.
+    A rate that its probe doesn't show stays as the ceilings have it, with a message. Raises Refused without a GPU.
     """
     profile = profiles.from_ceilings(ceilings)
     sweep = lab.run(probes(), output_dir, fresh=True, offload_root=offload_root, say=say)
@@ -73,7 +73,7 @@ def calibrate(
 def with_probes(
     profile: MachineProfile, records: Mapping[str, RunRecord], say: Callable[[str], None] = print
 ) -> MachineProfile:
-    """The profile with what the probes' records show, by the rates that they are of, in the order of `probes()`."""
+    """The profile with the rates that these records show, by rate, in the order of `probes()`."""
     for field, record in records.items():
         if record.failure:
             say(f"{field}: not calibrated, its run failed ({record.failure.kind}: {record.failure.message})")
@@ -88,8 +88,8 @@ def with_probes(
 
 
 def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> MachineProfile:
-    """The profile with what a probe's record shows, on a core of its own if it had one. Raises Refused if it does not
-    show it."""
+    """The profile with the rate that a probe's record shows, from repeats on a free core if any. Raises Refused if it
+    doesn't show one."""
     record, settings = _on_a_free_core(record), record.settings
     found = profile
     if field == "layer_overhead_us":
@@ -113,13 +113,13 @@ def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> Machin
 
 
 def _on_a_free_core(record: RunRecord) -> RunRecord:
-    """The record with the repeats whose core nobody else used; with all where there is none."""
+    """The record with only the repeats on a core that nobody else used, or all if there are none."""
     free = tuple(repeat for repeat in record.repeats if (repeat.core_speed or 1.0) >= FULL_SPEED)
     return record.model_copy(update={"repeats": free or record.repeats})
 
 
 def _loads(record: RunRecord) -> Loads:
-    """Median of each kind of layer, over all passes and repeats: FlexGen's timers go through the layers in turn."""
+    """Medians by kind of layer over all passes and repeats; FlexGen's timers go through the layers in turn."""
     layers = record.settings.opt_model.layers
     by_kind: dict[str, list[float]] = {}
     for repeat in record.repeats:
@@ -129,20 +129,20 @@ def _loads(record: RunRecord) -> Loads:
 
 
 def _usual_pass_s(record: RunRecord) -> float:
-    """Median of all repeats' usual passes. A throughput would do, were it not for kernels that this kind of run loads
-    and the others do not: in a few passes they weigh as much as what is looked for."""
+    """Median of all repeats' usual passes. Throughput won't do: loading kernels that only this kind of run needs takes
+    as long as the few passes themselves."""
     return statistics.median(_usual(repeat.pass_latencies_s) for repeat in record.repeats)
 
 
 def _usual(pass_latencies_s: Sequence[float] | NDArray[np.float64]) -> float:
-    """The median of the passes after the prefill and the first of decode, in which kernels are loaded."""
+    """The median of the passes after the prefill and the first decode pass, which load kernels."""
     return float(statistics.median(pass_latencies_s[2:]))
 
 
 def _kernel_loading_s(record: RunRecord) -> dict[str, float]:
-    """What the prefill and the first decode pass took beyond a usual pass: medians of the repeats.
+    """How much longer than a usual pass the prefill and the first decode pass took: medians of the repeats.
 
-    The probe's passes are as long as their launches, whatever the tokens, so that its prefill is a usual pass too.
+    Launches bound the probe's passes whatever the number of tokens, so its prefill is a usual pass too.
     """
     beyond = []
     for repeat in record.repeats:

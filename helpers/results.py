@@ -134,7 +134,8 @@ class Machine(Frozen):
     cpu_count: int | None = None
     ram_gib: float | None = None
     gpu_mem_gib: float | None = None
-    platform: str = ""
+    platform: str = ""  # with the kernel's release
+    mglru: str | None = None  # /sys/kernel/mm/lru_gen/enabled: another way of evicting page cache
     disk_read_gb_s: float | None = None  # as a person states it
     profile: str | None = None  # the emulated tier's machine profile
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Literal
 
 from helpers.machine import gpus, limits, torch_check
 from helpers.machine.emulation import EMULATED_T4
+from helpers.machine.kernel_files import read_text
 from helpers.results import Machine
 from helpers.units import GIB
+
+MGLRU = Path("/sys/kernel/mm/lru_gen/enabled")
 
 
 def describe(device: Literal["cuda", "emulated"], profile_name: str | None) -> Machine:
@@ -25,6 +29,7 @@ def describe(device: Literal["cuda", "emulated"], profile_name: str | None) -> M
         ram_gib=round(limits.memory_allowance().total_bytes / GIB, 3),
         gpu_mem_gib=None if gpu_mem_gib is None else round(gpu_mem_gib, 3),
         platform=platform.platform(),
+        mglru=read_text(MGLRU).strip() or None,
         profile=profile_name,
     )
 

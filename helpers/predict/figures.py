@@ -36,6 +36,7 @@ def prediction_as_json(settings: RunSettings, found: Prediction, profile: Machin
         "peak_gpu_mem_gib_range": list(found.peak_gpu_mem_gib_range),
         "host_mem_gib": found.host_mem_gib,
         "page_cache_serves_disk": found.page_cache_serves_disk,
+        "page_cache_share_range": list(found.page_cache_share_range),
         "command": settings.flexgen_command,
     }
 

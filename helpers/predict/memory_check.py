@@ -1,4 +1,4 @@
-"""Whether a run fits, before it starts: refused with what it needs and what there is; noted where it will be tight."""
+"""Refuse runs that don't fit in memory before they start, and note where it will be tight."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_host(settings: RunSettings, allowance: MemoryAllowance) -> list[str]:
         )
     if needed.total_bytes + PROCESS_BYTES > free:
         return [
-            f"host memory is tight: the run takes {_gib(needed.total_bytes)} beside its process, {_gib(free)} were "
+            f"host memory is tight: the run takes {_gib(needed.total_bytes)} plus its process, {_gib(free)} were "
             f"free ({allowance.free_limited_by}); little is left for page cache"
         ]
     return []

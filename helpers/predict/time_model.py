@@ -33,6 +33,7 @@ class Prediction:
     At the upper bound everything overlaps, the page cache serves as much as it may, and the longest term's rate is
     RATE_SPREAD higher. At the lower bound nothing overlaps, the page cache serves as little as it may, other processes
     use the core that launches kernels, and all rates are RATE_SPREAD lower. `bottleneck` is the longest term.
+    `page_cache_share_range`: share of the disk tier's bytes that the page cache serves, at worst and at best.
     """
 
     prefill_latency_s: float
@@ -42,6 +43,7 @@ class Prediction:
     bottleneck: str
     terms_s: dict[str, float]
     page_cache_serves_disk: bool
+    page_cache_share_range: tuple[float, float]
     peak_gpu_mem_gib: float
     peak_gpu_mem_gib_range: tuple[float, float]
     host_mem_gib: float
@@ -218,6 +220,7 @@ def _predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
         bottleneck=max(terms, key=lambda name: terms[name]),
         terms_s=terms,
         page_cache_serves_disk=cached,
+        page_cache_share_range=_page_cache_share_range(settings, profile),
         peak_gpu_mem_gib=gpu.likeliest_gib,
         peak_gpu_mem_gib_range=gpu.range_gib,
         host_mem_gib=host.total_gib,
@@ -233,3 +236,9 @@ def _bounds(settings: RunSettings, profile: MachineProfile) -> tuple[float, floa
     slowest_s = sum(worst.values()) + (SHARED_CORE - 1) * worst["launch overhead"]
     tokens = settings.workload.generated_tokens
     return tokens / slowest_s / (1 + RATE_SPREAD), tokens / max(best.values()) * (1 + RATE_SPREAD)
+
+
+def _page_cache_share_range(settings: RunSettings, profile: MachineProfile) -> tuple[float, float]:
+    run = single(settings, profile)
+    reads = run.reads_through_page_cache.any()
+    return (float(run.served.worst.item()), float(run.served.best.item())) if reads else (0.0, 0.0)
