@@ -297,7 +297,7 @@ def test_nothing_that_fits_beats_the_frontier(bench, controls):
     compress=st.booleans(),
     cache=st.sampled_from(list(HOMES)),
 )
-@budget(max_examples=25, deadline=None)
+@budget(max_examples=10, deadline=None)
 def test_a_roofline_is_above_its_prediction(bench, gpu, cpu, batches, compress, cache):
     controls = {"weights_gpu": gpu, "weights_cpu": cpu, "compress_weight": compress, "cache": cache}
     settings = with_batch(t4(bench, num_gpu_batches=batches, **controls).settings, 1, batches)

@@ -162,8 +162,8 @@ def test_the_sliders_go_on_after_a_failed_measurement(sliders, monkeypatch, erro
     assert sliders.state.settings.split.weights_gpu == 10
 
 
-@pytest.mark.parametrize("limit", [None, 16])
-def test_the_best_setting_is_the_searchs_within_the_limit(sliders, limit):
+def test_the_best_setting_is_the_searchs_within_the_limit(sliders):
+    limit = 16
     sliders.batch_limit.value = limit
     sliders.best.click()
     work = sliders.bench.start.settings.workload
@@ -171,7 +171,7 @@ def test_the_best_setting_is_the_searchs_within_the_limit(sliders, limit):
     found = search.best("opt-mini", machine, work.prompt_len, work.gen_len, batch_limit=limit)
     settings = sliders.state.settings
     assert settings == found.best.settings.replace(device="emulated", repeats=1, page_cache="natural")
-    assert limit is None or settings.workload.effective_batch <= limit
+    assert settings.workload.effective_batch <= limit
     assert f"{found.compared:,}" in sliders.message.value
     assert f"--percent 50 50 100 0 100 0 → {settings.split}" in sliders.message.value
     assert sliders.numbers["gpu_batch_size"].value == str(settings.workload.gpu_batch_size)

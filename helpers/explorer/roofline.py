@@ -21,7 +21,8 @@ from helpers.report.plots import BLUE, GREEN, GREY, ORANGE, SKY
 from helpers.settings import RunSettings
 
 SIZES = tuple(dict.fromkeys(round(2 ** (step / 2)) for step in range(21)))  # 1 to 1024
-# The parts of the machine and the terms of the prediction that each has to do one after another.
+# The parts of the machine and their terms of a prediction. Some run at the same time (PCIe has two directions), so a
+# part is at least as busy as its longest term.
 PARTS = {
     "disk": ("disk", "page cache", "tensor files", "relay", "disk write"),
     "PCIe": ("host to device", "device to host", "cache store"),
@@ -67,7 +68,7 @@ def roofline(settings: RunSettings, profile: MachineProfile) -> Roofline:
     tokens = np.array(SIZES) * settings.workload.num_gpu_batches * settings.workload.gen_len
     roofs = {}
     for part, terms in PARTS.items():
-        seconds = sum((terms_s[term] for term in terms), np.zeros(len(SIZES)))
+        seconds = np.max([terms_s[term] for term in terms], axis=0)
         if seconds.max() > 0:
             roofs[part] = tokens / np.maximum(seconds, 1e-12)
     return Roofline(tokens / total_s, roofs, _largest(settings, profile))
