@@ -252,8 +252,9 @@ DISK_IO: tuple[Column[_DiskLine], ...] = (
     Column("Reads", "", lambda line: line.reads and line.reads.verdict),
     Column("", "bytes_from_disk", lambda line: line.reads and line.reads.bytes_given),
     Column("", "bytes_expected_from_disk", lambda line: line.reads and line.reads.bytes_needed),
-    Column("", "counter", lambda line: line.run.disk and line.run.disk.source),
     *_about(_run),
+    # In this file "source" names the counter (iostat, /proc/diskstats), not the machine.
+    Column("", "source", lambda line: line.run.disk and line.run.disk.source),
 )
 
 BREAKDOWN = _run_columns(
