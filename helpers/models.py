@@ -146,8 +146,11 @@ def resolve(name: str) -> OptModel:
     Raises Refused, listing the choices, for a name that FlexGen has no model for.
     """
     folder = local_folder(name)
-    if folder is not None:
-        return _from_transformers_config(folder)
+    return by_name(name) if folder is None else _from_transformers_config(folder)
+
+
+def by_name(name: str) -> OptModel:
+    """The model of a name, whatever folders there are. Raises Refused as `resolve` does."""
     short = name.strip().lower().removeprefix("facebook/").removesuffix("-np")
     if short in KNOWN_MODELS:
         return KNOWN_MODELS[short]

@@ -246,10 +246,13 @@ class RunSettings(Frozen):
     def _name_as_flexgen_spells_it(cls, name: str, info: ValidationInfo) -> str:
         if info.context and info.context.get("model_shape"):
             return name
+        if info.mode == "json":  # a record's name is settled: no folder of today's can change it
+            return name if os.path.isabs(name) else models.by_name(name).name
         return str(models.local_folder(name) or models.resolve(name).name)
 
     def model_post_init(self, context: Any) -> None:
-        self._opt_model = (context or {}).get("model_shape") or models.resolve(self.model)
+        shape = (context or {}).get("model_shape")
+        self._opt_model = shape or (models.resolve if os.path.isabs(self.model) else models.by_name)(self.model)
 
     @model_validator(mode="after")
     def _flexgen_can_run_it(self) -> RunSettings:
