@@ -157,6 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--model", default="opt-1.3b", help="default: opt-1.3b")
     search.add_argument("--machine", metavar="NAME|FILE", help=machine_help)
     options.add_arguments(search, RunSettings, "prompt_len", "gen_len", defaults=homeworks)
+    search.add_argument("--batch-limit", type=int, metavar="N", help="sequences generated together, at most")
+    search.add_argument("--latency-limit", type=float, metavar="S", help="seconds of a whole generation, at most")
     search.add_argument("--json", action="store_true", help="print one JSON object")
 
     analyze = command("analyze", _analyze, "make tables, plots and answers from figures alone")
@@ -370,6 +372,8 @@ def _predict(given: argparse.Namespace) -> int:
 
 
 def _search(given: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     from helpers.predict import figures, search
 
     profile = _profile(given)
@@ -377,8 +381,16 @@ def _search(given: argparse.Namespace) -> int:
         homework.WORKLOAD["cuda"].model_dump()
         | options.given(argparse.Namespace(prompt_len=given.prompt_len, gen_len=given.gen_len), RunSettings)[0]
     )
-    _say(f"comparing every setting of {given.model} on {profile.name} ...")
-    found = search.best(given.model, profile, lengths["prompt_len"], lengths["gen_len"])
+    with tqdm(total=100, desc=f"settings of {given.model}", unit="%", leave=False, disable=None, ncols=80) as bar:
+        found = search.best(
+            given.model,
+            profile,
+            lengths["prompt_len"],
+            lengths["gen_len"],
+            given.batch_limit,
+            given.latency_limit,
+            on_progress=lambda share: bar.update(round(100 * share) - bar.n),
+        )
     if given.json:
         print(json.dumps(figures.search_as_json(found, given.model, profile)))
     else:

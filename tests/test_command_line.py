@@ -344,7 +344,7 @@ def test_place_lists_each_placement_between_two_splits_once(capsys):
     assert main([*asked[:-1], "50"]) == REFUSED and "activations" in capsys.readouterr().err
 
 
-def test_search_gives_the_achieved_split_beside_the_one_asked(capsys):
+def test_search_gives_the_achieved_split_next_to_the_one_asked(capsys):
     asked = ["search", "--model", "opt-1.3b", "--machine", "t4-colab"]
     assert main([*asked, "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
@@ -366,8 +366,8 @@ def test_analyze_writes_tables_figures_and_report_and_says_where_the_report_is(t
     kinds = {(path.parent.name, path.suffix) for path in written}
     assert {("tables", ".csv"), ("tables", ".md"), ("figures", ".png")} <= kinds
     assert (tmp_path / "report.md").is_file() and (tmp_path / "report.html").is_file()
-    report, beside = capsys.readouterr().out.splitlines()
-    assert report == f"report: {tmp_path / 'report.html'}" and f"{len(written)} files" in beside
+    report, rest = capsys.readouterr().out.splitlines()
+    assert report == f"report: {tmp_path / 'report.html'}" and f"{len(written)} files" in rest
 
 
 def test_analyze_imports_neither_torch_nor_nvml(tmp_path):

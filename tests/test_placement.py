@@ -144,7 +144,7 @@ def test_a_larger_gpu_share_never_puts_less_on_the_gpu(model, gpu, compress):
     assert more >= less
 
 
-def test_asked_stands_beside_achieved():
+def test_asked_and_achieved_are_both_given():
     found = asked_and_achieved(models.resolve("opt-1.3b"), mini("20 80 100 0 100 0").split, False)
     assert found["asked"] == {"gpu_percent": 20, "cpu_percent": 80, "disk_percent": 0}
     assert found["achieved"]["gpu_percent"] == pytest.approx(7.4, abs=0.05)

@@ -83,7 +83,7 @@ def test_disk_peaks_leave_out_what_was_read_at_a_windows_edges():
 
 
 def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
-    """Samples that hold idle time beside a short repeat say less than the disk's own count of it."""
+    """A sample longer than a repeat averages idle time in; the disk's own count of the repeat doesn't."""
     short = Repeat(
         started_s=10.2, ended_s=10.4, pass_latencies_s=(0.2,), peak_gpu_mem_gib=1.0, disk_read_bytes=200 * 1024
     )

@@ -33,8 +33,8 @@ def all_settings(draw):
         workload=Workload(
             gpu_batch_size=draw(st.integers(1, 64)),
             num_gpu_batches=draw(st.integers(1, 8)),
-            prompt_len=draw(st.integers(SHORTEST_PROMPT, 1024)),
-            gen_len=draw(st.integers(8, 1024)),
+            prompt_len=draw(st.integers(SHORTEST_PROMPT, 256)),
+            gen_len=draw(st.integers(8, 256)),
         ),
         device=draw(st.sampled_from(["cuda", "emulated"])),
         compress_weight=draw(st.booleans()),
@@ -136,9 +136,10 @@ def test_the_effective_batch_is_the_product():
 
 @pytest.mark.parametrize("model", ["opt-1.3b", "opt-mini", "opt-175b"])
 def test_more_positions_than_the_model_has_are_refused(model):
-    assert mini(model=model, workload=Workload(prompt_len=2000, gen_len=48))
-    message = refusal(mini, model=model, workload=Workload(prompt_len=2000, gen_len=49))
-    assert "2000 + gen_len 49 = 2049" in message and "2048" in message
+    most = models.resolve(model).max_positions
+    assert mini(model=model, workload=Workload(prompt_len=most - 48, gen_len=48))
+    message = refusal(mini, model=model, workload=Workload(prompt_len=most - 48, gen_len=49))
+    assert f"{most - 48} + gen_len 49 = {most + 1}" in message and f"{most} positions" in message
 
 
 @pytest.mark.parametrize(
@@ -217,8 +218,7 @@ def test_a_shell_reads_the_command_as_the_same_words_in_the_users_home(settings)
     command = settings.flexgen_command
     assert shlex.split(command, comments=True) == settings.flexgen_arguments()
     assert " ~/opt_weights " in command and " ~/flexgen_offload_dir " in command  # in quotes no shell would expand it
-    of_the_laboratory = settings.opt_model in models.SYNTHETIC_MODELS
-    assert ("exists in this lab only" in command) == of_the_laboratory
+    assert ("exists in this lab only" in command) == (settings.opt_model in models.SYNTHETIC_MODELS)
 
 
 def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_name(tmp_path):
