@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
 from helpers import home, models, options, paths, results
 from helpers.engine import emulated_cost, launcher, worker
 from helpers.engine.core_speed import FULL_SPEED
+from helpers.engine.flexgen_release import RELEASE, other_flexgen
 from helpers.errors import Refused
 from helpers.machine import disks, gpus, limits, this_machine
 from helpers.machine.emulation import EMULATED_T4
@@ -31,6 +34,9 @@ REPEAT_BUDGET_S = 60.0  # no further repeat once this much has been measured
 EMULATED_REPEAT_BUDGET_S = 2.0  # a paced run gives the same figures again: it is repeated only where that is quick
 MOST_REPLACED = 2  # repeats beyond those asked for, in place of some in which the CPU was too slow
 RUN_LIMIT_S = 1800.0
+
+MOST_REPEATS = 5  # a known result with up to so many answers for fewer
+_measuring = threading.Lock()
 
 PACKAGES = ("flexgen", "torch", "numpy", "transformers", "papermill")
 
@@ -85,12 +91,13 @@ def run(
     here = {device: describe_machine(device) for device in {s.device for s in named.values()}}
     keys = {name: run_key(s, here[s.device]) for name, s in named.items()}
     wanted = {keys[name]: s for name, s in named.items()}
-    known = {} if fresh else _known(log, wanted)
+    known = {} if fresh else _known(log, wanted, here)
     todo = [_Run(key, s, here[s.device]) for key, s in wanted.items() if key not in known]
     home.remove_leftovers(root)
     if todo:
         paths.check_writable(log.path)
         paths.try_out(root, "offload folder")
+        _check_sources([one.settings for one in todo], root)
 
     made: dict[str, store.Weights] = {}
     bar = tqdm(
@@ -115,7 +122,7 @@ def run(
     def tell_phase(words: str, phase: str) -> None:
         tell(f"{words}: {phase}")
 
-    with bar:
+    with _alone() if todo else contextlib.nullcontext(), bar:
         waiting = todo
         while waiting:
             for one in waiting:
@@ -270,18 +277,27 @@ def _prepare(made: dict[str, store.Weights], say: Callable[[str], None], name: s
 
 def without_figures(named: Mapping[str, RunSettings], output_dir: Path | str) -> list[str]:
     """The names of the settings without a finished result in the output folder, from this machine and method."""
-    keys = {name: run_key(one, describe_machine(one.device)) for name, one in named.items()}
-    known = _known(Log(Path(output_dir) / results.LOG_NAME), {key: named[name] for name, key in keys.items()})
+    here = {device: describe_machine(device) for device in {one.device for one in named.values()}}
+    keys = {name: run_key(one, here[one.device]) for name, one in named.items()}
+    known = _known(Log(Path(output_dir) / results.LOG_NAME), {key: named[name] for name, key in keys.items()}, here)
     return [name for name, key in keys.items() if key not in known]
 
 
-def _known(log: Log, wanted: Mapping[str, RunSettings]) -> dict[str, RunRecord]:
-    """The finished results of these runs by key. Records of other settings don't count, whatever their key."""
-    return {
-        key: record
-        for key, record in log.latest(wanted).items()
-        if record.status == "done" and record.settings == wanted[key]
-    }
+def _known(log: Log, wanted: Mapping[str, RunSettings], here: Mapping[Any, Machine]) -> dict[str, RunRecord]:
+    """The finished results of these runs by key. Records of other settings don't count, whatever their key; those with
+    more repeats than asked for do."""
+    alike: dict[str, tuple[str, RunSettings]] = {}
+    for key, one in wanted.items():
+        for repeats in range(one.repeats, max(one.repeats, MOST_REPEATS) + 1):
+            same = one.model_copy(update={"repeats": repeats})
+            alike[run_key(same, here[one.device])] = (key, same)
+    found: dict[str, RunRecord] = {}
+    latest = log.latest(alike)
+    for other, (key, same) in alike.items():
+        record = latest.get(other)
+        if key not in found and record and record.status == "done" and record.settings == same:
+            found[key] = record
+    return found
 
 
 def run_key(settings: RunSettings, where: Machine) -> str:
@@ -290,7 +306,8 @@ def run_key(settings: RunSettings, where: Machine) -> str:
     A new runtime (Colab after a disconnect) counts as the same machine, so its kernel and exact RAM are left out.
     """
     kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib or 0))
-    model = settings.opt_model if models.local_folder(settings.model) else ""  # a folder may get another model
+    folder = models.local_folder(settings.model)
+    model = f"{settings.opt_model}{store.identity(folder)}" if folder else ""  # a folder may get other weights
     emulated = EMULATED_T4 if where.profile else ""  # its rates may change under the same name
     text = f"{settings.model_dump_json()}{model} {kind} {emulated} {METHOD_VERSION}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -316,17 +333,43 @@ def _check(settings: RunSettings, where: Machine, root: Path, allow_long: bool =
     else:
         kept = store.kept(settings.model) is not None
         emulated_cost.check(settings, kept, limits.memory_allowance(), allow_long)
+    if other := other_flexgen():
+        notes.append(f"FlexGen is not the release {RELEASE}: {other}")
     disk = disks.disk_of(root)
     split = settings.split
     activations_disk = 100 - split.activations_gpu - split.activations_cpu
-    on_disk = _placement(settings).bytes_by_tier["disk"] or split.cache_disk or activations_disk
-    if disk.is_memory and on_disk:
-        raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
-    if disk.is_network and on_disk:
+    if disk.is_network and _uses_disk(settings):
         notes.append(f"offload folder {root}: {disk.filesystem} is a network or FUSE file system, not a disk")
     if split.cache_disk or activations_disk:
         notes.append("bytes expected from the disk count the weights there, not the KV cache and activations")
     return notes
+
+
+def _uses_disk(settings: RunSettings) -> bool:
+    split = settings.split
+    on_disk = split.cache_disk or 100 - split.activations_gpu - split.activations_cpu
+    return bool(on_disk or _placement(settings).bytes_by_tier["disk"])
+
+
+def _check_sources(wanted: list[RunSettings], root: Path) -> None:
+    """Raises Refused for an offload folder in memory and for damaged weights in a model folder: both would fail run
+    after run."""
+    disk = disks.disk_of(root)
+    if disk.is_memory and any(map(_uses_disk, wanted)):
+        raise Refused(f"offload folder {root}: {disk.filesystem} is memory, not a disk; choose another folder")
+    for name in {settings.model for settings in wanted}:
+        store.check_folder(name)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Raises Refused while another thread of this process is measuring."""
+    if not _measuring.acquire(blocking=False):
+        raise Refused("this process is measuring already, in another thread: wait for it to end")
+    try:
+        yield
+    finally:
+        _measuring.release()
 
 
 def _placement(settings: RunSettings) -> Placement:
@@ -342,4 +385,6 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if other := other_flexgen():
+        found["flexgen"] = f"not {RELEASE}: {other}"
     return found

@@ -507,7 +507,11 @@ def test_from_another_folder_paths_are_the_callers_and_the_default_is_the_projec
         "mine",
     ]
     ran = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(paths.ROOT)}, capture_output=True, text=True
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == DONE, ran.stderr
     assert json.loads(ran.stdout)["status"] == "done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 
 import pytest
@@ -92,7 +93,7 @@ def test_a_record_of_other_settings_is_not_known_whatever_its_key(tmp_path):
 def test_what_a_killed_run_left_goes_when_all_is_known_too(tmp_path):
     run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
     left = tmp_path / "offload" / f"run-999999999-1-{home.whereabouts()}-x"
-    left.mkdir()
+    left.mkdir(parents=True)
     run_one(mini(), tmp_path, offload_root=tmp_path / "offload")
     assert not left.exists() and len(log_of(tmp_path)) == 1
 
@@ -154,9 +155,34 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_runs
 
 @pytest.mark.parametrize("percent", ["0 0 100 0 100 0", "100 0 50 40 100 0", "100 0 100 0 0 0"])
 def test_memory_is_not_taken_for_a_disk(percent, tmp_path, no_run, folder_in_memory):
-    record = run_one(mini(percent), tmp_path, offload_root=folder_in_memory)
-    assert record.failure.kind == "refused"
-    assert folder_in_memory in record.failure.message and "tmpfs" in record.failure.message
+    with pytest.raises(Refused, match=f"{folder_in_memory}.*tmpfs"):
+        run_one(mini(percent), tmp_path, offload_root=folder_in_memory)
+    assert log_of(tmp_path) == []
+
+
+def test_a_result_with_more_repeats_answers_for_fewer(tmp_path):
+    three = run_one(mini().model_copy(update={"repeats": 3}), tmp_path)
+    assert run_one(mini().model_copy(update={"repeats": 1}), tmp_path) == three
+    assert run_one(mini().model_copy(update={"repeats": 4}), tmp_path) != three
+
+
+def test_two_threads_do_not_measure_at_once(tmp_path, monkeypatch):
+    refused = []
+
+    def from_another_thread():
+        try:
+            lab.run(mini("50 50 100 0 100 0"), tmp_path / "other", say=quiet)
+        except Refused as error:
+            refused.append(error)
+
+    def start_another():
+        thread = threading.Thread(target=from_another_thread)
+        thread.start()
+        thread.join()
+
+    at_phase(monkeypatch, "measured", start_another)
+    done(run_one(mini(), tmp_path))
+    assert len(refused) == 1 and "another thread" in str(refused[0])
 
 
 def test_what_needs_no_disk_runs_wherever(tmp_path, folder_in_memory):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import types
 from multiprocessing import forkserver
 from pathlib import Path
@@ -104,6 +105,22 @@ def test_a_run_has_the_environment_of_who_asks_for_it(monkeypatch, tmp_path):
     process.start()
     assert ours.poll(GONE_WITHIN_S) and ours.recv() == environment
     process.join()
+
+
+def test_a_repeat_that_stood_still_is_noted_and_measured_again(monkeypatch, tmp_path, root):
+    """SIGSTOP for 1.5 s in the measured window of the first try."""
+    stopped = []
+
+    def stop_once():
+        if not stopped:
+            stopped.extend(workers())
+            kill(stopped, signal.SIGSTOP)
+            threading.Timer(1.5, kill, (stopped, signal.SIGCONT)).start()
+
+    at_phase(monkeypatch, "measured", stop_once)
+    record = done(run_one(LONG.model_copy(update={"repeats": 1}), tmp_path, offload_root=root))
+    assert len(record.repeats) == record.settings.repeats
+    assert any("measured again" in note for note in record.samples.notes)
 
 
 # ---- a run takes too long

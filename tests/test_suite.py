@@ -170,7 +170,7 @@ def test_the_whole_homework_from_one_command(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "helpers", "run", "--device", "emulated", "--repeats", "1", "--output", str(out)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(paths.ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
     )

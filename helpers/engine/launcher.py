@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
+MOST_PAUSED = 2  # repeats measured again because they stood still
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server has died.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
 LONGEST_SOCKET_FOLDER = 70  # bytes; a socket's path has 107 at most, and multiprocessing adds 31
@@ -107,7 +108,32 @@ def run(
     limit_s: float,
     on_phase: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Measure one more repeat and add everything it gave to the outcome, a failure or an interrupt too."""
+    """Measure one more repeat and add everything it gave to the outcome, a failure or an interrupt too.
+
+    A repeat that stood still (stopped, frozen, or the machine asleep) is noted and measured again.
+    """
+    measured = len(outcome.repeats)
+    for attempt in range(1 + MOST_PAUSED):
+        stood_still_s = _run_once(settings, weights, offload_root, outcome, limit_s, on_phase)
+        if not stood_still_s or outcome.failure or len(outcome.repeats) == measured:
+            return
+        words = f"repeat {measured + 1} stood still for {stood_still_s:.1f} s (stopped, frozen, or the machine asleep)"
+        if attempt < MOST_PAUSED:
+            outcome.repeats.pop()
+            words = words.replace("stood still for", "was interrupted for") + " and was measured again"
+        outcome.samples = outcome.samples.model_copy(update={"notes": (*outcome.samples.notes, words)})
+
+
+def _run_once(
+    settings: RunSettings,
+    weights: Weights,
+    offload_root: Path,
+    outcome: Outcome,
+    limit_s: float,
+    on_phase: Callable[[str], None],
+) -> float:
+    """Measure one repeat; returns for how many seconds its measured window stood still."""
+    measured = len(outcome.repeats)
     began_s = time.monotonic()
     with home.run_folder(offload_root) as folder:
         sampler = Sampler(folder, gpu=settings.device == "cuda")
@@ -123,6 +149,10 @@ def run(
         finally:
             outcome.samples = _joined(outcome.samples, sampler.stop())
             outcome.duration_s += time.monotonic() - began_s
+    if len(outcome.repeats) == measured:
+        return 0.0
+    window = outcome.repeats[-1]
+    return sampler.paused_s(outcome.origin_s + window.started_s, outcome.origin_s + window.ended_s)
 
 
 def _joined(earlier: Samples, later: Samples) -> Samples:

@@ -61,7 +61,13 @@ def install_missing(requirements: Path, say: Callable[[str], None] = print) -> l
     importlib.invalidate_caches()
     after = installed()
     if pip.returncode:
-        said = [line for line in pip.stderr.splitlines() if line.startswith("ERROR")] or pip.stderr.splitlines()[-1:]
+        if "externally-managed-environment" in pip.stderr:  # PEP 668
+            raise Refused(
+                f"cannot install {' '.join(lacking)}: the system manages this Python's packages (PEP 668); run "
+                "`make run` once, which makes a .venv, and open the notebooks with `.venv/bin/jupyter lab`"
+            )
+        said = [line for line in pip.stderr.splitlines() if line.startswith(("ERROR", "error"))]
+        said = said or pip.stderr.splitlines()[-1:]
         raise Refused(f"cannot install {' '.join(lacking)}: {' '.join(said) or 'pip gave no reason'}")
     changed = [f"{name} {old} -> {after.get(name, 'gone')}" for name, old in before.items() if after.get(name) != old]
     if changed:  # a version that could not be pinned

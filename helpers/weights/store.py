@@ -90,6 +90,13 @@ def kept(model_name: str, home_dir: Path | None = None) -> str | None:
     return provenance["source"] if provenance and not broken_files(target, model) else None
 
 
+def check_folder(model_name: str) -> None:
+    """Raises Refused if a model folder's weights are damaged or don't match its config. Reads headers only."""
+    folder = models.local_folder(model_name)
+    if folder and identity(folder):
+        checkpoint.tensors(folder, models.resolve(model_name).files)
+
+
 def identity(folder: Path) -> dict[str, list[int]]:
     """Size and modification time of the files that a conversion depends on; empty if the folder's weights are gone."""
     try:

@@ -87,7 +87,9 @@ def test_a_clock_that_jumps_spoils_no_duration(command_line, tmp_path):
     """time.time() of every process (program, server, worker) goes back and forth by years."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(JUMPING)
-    environment = {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{paths.ROOT}"}
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(paths.ROOT), os.environ.get("PYTHONPATH", "")])
+    }
     check = command_line.run(
         program=("-c", "import time; print(max(time.time() for _ in range(5)) - min(time.time() for _ in range(5)))"),
         env=environment,

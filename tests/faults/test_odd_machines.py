@@ -88,7 +88,7 @@ def test_a_home_that_cannot_be_written(command_line, tmp_path):
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "TMPDIR": str(temporary),
-        "PYTHONPATH": str(paths.ROOT),
+        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     ended = command_line.run(
