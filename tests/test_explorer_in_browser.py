@@ -327,9 +327,9 @@ def move_every_control(sliders: Sliders, shoot):
     sliders.show("Map")
     place = sliders.images.first.bounding_box()
     for name in SLIDERS:
-        before = sliders.page.locator("pre").first.inner_text()
+        before = sliders.page.locator(".widget-html pre").first.inner_text()
         sliders.press(name, "ArrowLeft")
-        sync_api.expect(sliders.page.locator("pre").first).not_to_have_text(before, timeout=PATIENCE_MS)
+        sync_api.expect(sliders.page.locator(".widget-html pre").first).not_to_have_text(before, timeout=PATIENCE_MS)
     for name in SWITCHES:
         before = sliders.picture
         sliders.switch(name)

@@ -24,7 +24,7 @@ SUPPOSED: dict[str, tuple[float, ...]] = {
     "h2d_gb_s": (0.03, 0.1, 0.3, 1.0, 3.0, 6.0, 12.0, 16.0, 25.0, 32.0, 50.0, 64.0, 128.0, 450.0),
     "host_ram_gib": (4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0),
 }
-BATCH_LIMITS = {"no limit": None, "1": 1, "4": 4, "16": 16, "64": 64, "256": 256, "1024": 1024}
+BATCH_LIMITS = (("no limit", 0), *((str(size), size) for size in (1, 4, 16, 64, 256, 1024)))
 
 TOOLTIPS = {
     "machine": "Whose rates and memory the prediction uses",

@@ -253,7 +253,7 @@ class Explorer:
 
     def _find_best(self) -> None:
         """Go to the fastest setting within the batch limit, for these prompt and text lengths, and say what changed."""
-        before, limit = self.state, self.batch_limit.value
+        before, limit = self.state, self.batch_limit.value or None
         work = before.settings.workload
         with self._busy("Comparing every setting."):
             try:

@@ -205,7 +205,7 @@ def predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
     return _predict(settings, profile)
 
 
-@lru_cache(maxsize=20_000)
+@lru_cache(maxsize=512)  # up to 64 KB each
 def _predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
     work = settings.workload
     seconds, by_pass, cached = latencies(settings, profile)
