@@ -526,6 +526,7 @@ def mine(**figures):
         ({"disk_util_percent_peak": 9960.0}, "%util"),
         ({"settings": DISK.replace(split=OffloadSplit.parse(homework.GPU)), "peak_gpu_mem_gib": 1.2}, "less than"),
         ({"peak_gpu_mem_gib": 16.0, "gpu_mem_gib": 14.6}, "more than the card"),
+        ({"settings": DISK.replace(split=OffloadSplit.parse(homework.GPU)), "peak_gpu_mem_gib": 5.41}, "opt-2.7b's"),
         ({"wall_time_s": 300.0, "total_throughput_tok_s": 0.357}, "tokens"),
         ({"load_weight_s": 72.3, "compute_layer_decoding_s": 0.789}, "milliseconds"),
         ({"total_throughput_tok_s": 50000.0}, "faster than any machine"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
-
+from helpers.models import KNOWN_MODELS, SYNTHETIC_MODELS
+from helpers.predict.gpu_memory import peak_gpu_memory
 from helpers.runs import Run
 from helpers.units import GIB
 
@@ -58,6 +58,19 @@ def _peak(run: Run) -> str:
             f"a peak of {peak:g} GiB is less than the {least:.3f} GiB of {run.opt_model.name}'s weights on the GPU: "
             "another model or split?"
         )
+    return _another_model(run, peak)
+
+
+def _another_model(run: Run, peak: float) -> str:
+    """A peak far from this model's prediction that another model's meets."""
+    if run.debug_mode or abs(peak / peak_gpu_memory(run.settings, 0).likeliest_gib - 1) < 0.3:
+        return ""
+    for name, model in KNOWN_MODELS.items():
+        if model in SYNTHETIC_MODELS or name == run.model or run.workload.effective_batch > 1000:
+            continue
+        likeliest = peak_gpu_memory(run.settings.replace(model=name), 0).likeliest_gib
+        if abs(peak / likeliest - 1) < 0.02:
+            return f"a peak of {peak:g} GiB is {name}'s, not {run.model}'s"
     return ""
 
 
@@ -94,15 +107,3 @@ def _speed(run: Run) -> str:
     if weights_per_s > 100 * GIB:
         return f"reading the disk tier at {weights_per_s / 1e9:,.0f} GB/s: faster than any machine's memory"
     return ""
-
-
-def across(runs: tuple[Run, ...]) -> tuple[str, ...]:
-    """Oddities that show only between runs: a peak on the GPU that fits another size of model in every run."""
-    ratios = [
-        run.peak_gpu_mem_gib / run.placement.gib("gpu")
-        for run in runs
-        if run.peak_gpu_mem_gib and run.split.weights_gpu == 100 and run.status == "done"
-    ]
-    if ratios and statistics.median(ratios) > 4:
-        return ("peaks with all weights on the GPU are over 4 times the weights: a larger model?",)
-    return ()
