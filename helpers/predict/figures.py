@@ -109,6 +109,8 @@ def search_as_text(found: SearchResult, profile: MachineProfile) -> str:
             f"{'':9} weights: {choice.settings.split.in_words} asked, {placement_of(choice.settings)} achieved",
             f"{'':9} {choice.command}",
         ]
+    if found.lead is not None:
+        shown += wrapped(f"the best is {100 * found.lead:.2g} % faster than the next")
     fastest = found.best.prediction.total_throughput_tok_s
     alike = sum(c.prediction.total_throughput_tok_s >= (1 - PREDICTED_WITHIN) * fastest for c in ranked)
     if alike > 1:

@@ -28,7 +28,7 @@ BATCH_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 RUNNERS_UP = 5
 # Of the largest micro-batch that may fit: a smaller one leaves more room for page cache.
 _SHARES_OF_LARGEST = (1.0, 0.5, 0.2)
-_LATENCY_STEPS = 40  # micro-batch sizes that are compared under a limit of latency
+_LATENCY_STEPS = 24  # micro-batch sizes that are compared under a limit of latency
 
 # GPU and CPU percent of the KV cache, and whether attention is computed on the CPU.
 _CACHE_HOMES = ((100, 0, False), (0, 100, False), (0, 100, True), (0, 0, False), (0, 0, True))
