@@ -160,6 +160,8 @@ def given(arguments: argparse.Namespace, of: type[BaseModel]) -> list[dict[str, 
         if one.takes_words:  # each --percent: six words, or quoted splits of six numbers each
             texts = [text for words in typed for text in (words if " " in words[0].strip() else [" ".join(words)])]
         else:
-            texts = typed.split(",")
+            texts = (
+                typed.split(",") if isinstance(typed, str) else ["--"]
+            )  # argparse makes an empty list of `--model=--`
         values[one.name] = [one.parse(text) for text in texts]
     return [dict(zip(values, combination)) for combination in product(*values.values())]
