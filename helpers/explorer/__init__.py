@@ -11,6 +11,7 @@ lettering   text that is drawn quickly
 drawing     a figure that redraws only what a move changes
 pictures    map_picture, frontier, overlap, roofline; and summary, the bars under them
 controls    the widgets
+sayings     what they say, as HTML
 sliders     the widgets at work
 tour        tables and pictures for where nothing moves
 """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ from IPython.display import display
 from helpers import forecast, lab, options
 from helpers.analysis.values import plain
 from helpers.errors import Refused
+from helpers.explorer import sayings
 from helpers.explorer.bench import Bench, once
 from helpers.explorer.controls import BATCH_LIMITS, COLUMN_PX, button, make_controls, number, with_tooltip, words
 from helpers.explorer.drawing import WIDTH_PX, Drawing
@@ -38,7 +38,6 @@ PICTURES: dict[str, tuple[type[Drawing], str]] = {
 }
 ROWS_SHOWN = 10  # of measured runs
 ASK_ABOVE_S = 120.0
-FULL_PX = COLUMN_PX + WIDTH_PX + 12
 
 
 class Explorer:
@@ -121,10 +120,10 @@ class Explorer:
         with self._not_listening():
             self._set_controls()
         self._draw(shown)
-        self.headline.value = _words(shown.headline, bool(shown.why_not), lines=3, width_px=WIDTH_PX - 10)
-        self.split_label.value = _split_words(shown)
-        self.batch_label.value = _batch_words(shown)
-        self.command.value = _command(shown)
+        self.headline.value = sayings.message(shown.headline, bool(shown.why_not), lines=3, width_px=WIDTH_PX - 10)
+        self.split_label.value = sayings.split(shown)
+        self.batch_label.value = sayings.batch(shown)
+        self.command.value = sayings.command(shown)
         self.table.value = self._table(shown)
         why_not = self.bench.why_not_measurable(state)
         self.measure.disabled = bool(why_not or shown.why_not)
@@ -194,10 +193,10 @@ class Explorer:
             }
         others = [row for settings, row in self._rows[machine, model].items() if settings != once(shown.settings)]
         caption = f"Predicted next to measured: {model} on {machine}, this setting first."
-        return _html(caption, [row_in_words(shown, self.bench), *others[:ROWS_SHOWN]])
+        return sayings.table(caption, [row_in_words(shown, self.bench), *others[:ROWS_SHOWN]])
 
     def _say(self, text: str, wrong: bool = False) -> None:
-        self.message.value = _words(text, wrong, lines=2, width_px=FULL_PX - 10)
+        self.message.value = sayings.message(text, wrong, lines=2, width_px=sayings.FULL_PX - 10)
 
     # ---- the buttons -----------------------------------------------------------------------------------------------
 
@@ -367,59 +366,3 @@ def _changes(before: RunSettings, after: RunSettings) -> str:
         if one.value_in(before) != one.value_in(after)
     ]
     return f"changes {', '.join(changed)}" if changed else "changes nothing"
-
-
-# ---- words as HTML --------------------------------------------------------------------------------------------------
-
-
-def _words(text: str, wrong: bool, lines: int, width_px: int) -> str:
-    """Words in a place of fixed height, so that nothing moves when they change."""
-    colour = "color:#B34700;" if wrong else ""
-    height = f"height:{1.35 * lines:.2f}em;overflow-y:auto"
-    return f'<div style="line-height:1.35;{height};max-width:{width_px}px;{colour}">{html.escape(text)}</div>'
-
-
-def _under_sliders(text: str) -> str:
-    style = "line-height:1.35;height:1.35em;overflow:hidden;white-space:nowrap;padding-left:8px"
-    return f'<div style="{style};width:{COLUMN_PX - 16}px">{text}</div>'
-
-
-def _split_words(shown: View) -> str:
-    """The disk's share, and what FlexGen makes of the three."""
-    achieved = " + ".join(
-        f"{share.achieved_percent:.1f} % {tier if tier == 'disk' else tier.upper()}"
-        for tier, share in shown.weights.items()
-        if share.achieved_bytes
-    )
-    return _under_sliders(f"disk {shown.weights['disk'].asked_percent} % (the rest); achieved: <b>{achieved}</b>")
-
-
-def _batch_words(shown: View) -> str:
-    work = shown.settings.workload
-    return _under_sliders(
-        f"{work.gpu_batch_size} × {work.num_gpu_batches} = <b>{work.effective_batch} sequences</b> at a time"
-    )
-
-
-def _command(shown: View) -> str:
-    return (
-        f'<div style="line-height:1.35;max-width:{FULL_PX}px">FlexGen\'s command line:'
-        '<pre style="white-space:pre-wrap;user-select:all;margin:2px 0 6px 0;padding:6px;min-height:2.8em;'
-        f'background:rgba(128,128,128,0.12)">{html.escape(shown.settings.flexgen_command)}</pre></div>'
-    )
-
-
-def _html(caption: str, rows: Sequence[dict[str, str]]) -> str:
-    """A table with one line for each row."""
-    cell = "padding:2px 7px;text-align:left;vertical-align:bottom;border-bottom:1px solid rgba(128,128,128,0.3)"
-    head = "".join(f'<th style="{cell}">{html.escape(name)}</th>' for name in rows[0])
-    lines = [
-        f"<tr{' class=explorer-this' if not i else ''}>"
-        + "".join(f'<td style="{cell};white-space:nowrap">{html.escape(text)}</td>' for text in row.values())
-        + "</tr>"
-        for i, row in enumerate(rows)
-    ]
-    return (
-        f'<div style="max-width:{FULL_PX}px;overflow-x:auto;line-height:1.3">{html.escape(caption)}'
-        f'<table style="border-collapse:collapse;font-size:11px"><tr>{head}</tr>{"".join(lines)}</table></div>'
-    )
