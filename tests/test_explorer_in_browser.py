@@ -328,7 +328,7 @@ def move_every_control(sliders: Sliders, shoot):
     place = sliders.images.first.bounding_box()
     for name in SLIDERS:
         before = sliders.page.locator(".widget-html pre").first.inner_text()
-        sliders.press(name, "ArrowLeft")
+        sliders.press(name, "ArrowRight")
         sync_api.expect(sliders.page.locator(".widget-html pre").first).not_to_have_text(before, timeout=PATIENCE_MS)
     for name in SWITCHES:
         before = sliders.picture
