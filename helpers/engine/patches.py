@@ -1,6 +1,6 @@
-"""What FlexGen 0.1.8 needs mended to run here: each mend with its reason, all in one place.
+"""Patches for FlexGen 0.1.8, each with its reason.
 
-None of them changes what a run computes, or the schedule it computes it in, where FlexGen itself computes it right.
+None of them changes a run's results or its schedule where FlexGen itself gets them right.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LOADING_THREADS = 4
 
 
 def import_flexgen() -> types.ModuleType:
-    """Import FlexGen's `flex_opt` without transformers, of which it wants one tokenizer call.
+    """Import FlexGen's `flex_opt` without transformers, which it needs for one tokenizer call.
 
-    transformers takes 9 to 12 s to import, and the laboratory hands FlexGen the prompt's token ids.
+    transformers takes 9 to 12 s to import, and the lab gives FlexGen the prompt's token ids.
     """
     loaded = sys.modules.get("transformers")
     stand_in = types.ModuleType("transformers")
@@ -38,7 +38,7 @@ def import_flexgen() -> types.ModuleType:
 
 
 def mend() -> None:
-    """Mend FlexGen in this process, once."""
+    """Apply the patches that every run needs; once per process."""
     from flexgen import compression, flex_opt, pytorch_backend
 
     index_with_tuples(compression)
@@ -49,7 +49,7 @@ def mend() -> None:
 
 
 def index_with_tuples(compression: Any) -> None:
-    """`get_compressed_indices` gives lists of slices; torch is about to give indexing with a list another meaning."""
+    """`get_compressed_indices` returns lists of slices; torch warns that indexing with a list will change meaning."""
     original = compression.get_compressed_indices
 
     def get_compressed_indices(tensor: Any, indices: Any, shape: Any) -> tuple[tuple, tuple]:
@@ -60,10 +60,10 @@ def index_with_tuples(compression: Any) -> None:
 
 
 def link_weights_on_disk(pytorch_backend: Any) -> None:
-    """FlexGen copies each weight of the disk tier into the offload folder, every run; a link is the same file.
+    """Link weights of the disk tier into the offload folder; FlexGen copies them in every run.
 
-    FlexGen only reads weights, and its clean-up removes the link, not the original. Where the file system cannot
-    link (other file system, no hard links), it is copied as before.
+    FlexGen only reads weights, and its clean-up removes the link, not the original. Across file systems, or without
+    hard links, the weight is copied as before.
     """
     original = pytorch_backend.TorchTensor.load_from_np_file
 
@@ -82,8 +82,8 @@ def link_weights_on_disk(pytorch_backend: Any) -> None:
 
 def finish_moves_to_and_from_disk(pytorch_backend: Any) -> None:
     """`move` leaves the copy to a copy thread and deletes its source at once: activations on disk are gone before
-    they are copied (and their file's header holds `torch.Size(...)`, which NumPy cannot read). The copy is made here
-    and now; what is moved is computed with next, so nothing could overlap it.
+    they are copied (and their file's header holds `torch.Size(...)`, which NumPy cannot read). This makes the copy
+    at once; the next computation needs it, so nothing could overlap.
     """
     original = pytorch_backend.TorchTensor.move
 
@@ -100,8 +100,8 @@ def finish_moves_to_and_from_disk(pytorch_backend: Any) -> None:
 
 
 def gather_in_memory(pytorch_backend: Any) -> None:
-    """Sparse attention copies chosen rows of the value cache, and names them by a tensor: `general_copy` asks
-    whether that tensor is true, which has no answer. Only its copy threads, for a cache on disk, know how to gather.
+    """Sparse attention copies rows of the value cache selected by a tensor. `general_copy` evaluates that tensor as a
+    boolean, which fails; only the copy threads, for a cache on disk, can gather rows.
     """
     original = pytorch_backend.general_copy
 
