@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import string
 import tempfile
 from pathlib import Path
@@ -539,3 +540,32 @@ def test_a_likely_slip_is_a_remark(figures, slip):
 def test_a_real_machines_figures_have_no_remarks():
     measured = [run.model_copy(update={"kind": "measured by you", "gpu_mem_gib": 14.6}) for run in T4]
     assert [remarks_on(run) for run in measured] == [()] * len(T4)
+
+
+# ---- FlexGen's own output, as an H200 printed it
+
+
+def test_what_flexgen_printed_on_an_h200_reads_as_typed_by_hand():
+    """Thirteen commands of the homework, their logs and iostat next to (5): the figures are those that grep finds."""
+    folder = REFERENCE.parents[1] / "h200" / "stock"
+    printed = (folder / "printed.txt").read_text()
+    runs = readers.read(folder / "printed.txt")
+    assert [run.total_throughput_tok_s for run in runs if not run.debug_mode] == [
+        float(figure)
+        for command, figure in zip(
+            re.findall(r"^\$ (.*)$", printed, re.M), re.findall(r"total throughput: (\S+)", printed)
+        )
+        if "--debug-mode" not in command
+    ]
+    assert [run.peak_gpu_mem_gib for run in runs] == [
+        float(peak) for peak in re.findall(r"peak_mem: ([\d.]+)", printed)
+    ][::2]
+    loads = [run.load_weight_s for run in runs if run.debug_mode]
+    assert loads == [float(seconds) for seconds in re.findall(r"load_weight +\(per-layer\): ([\d.]+)", printed)]
+
+
+def test_an_iostat_log_named_after_a_run_made_twice_goes_to_the_last():
+    runs = readers.read(REFERENCE.parents[1] / "h200" / "stock")
+    with_disk = [run for run in runs if run.disk is not None]
+    assert len(with_disk) == 1 and str(with_disk[0].split) == "0 0 100 0 100 0"
+    assert with_disk[0].disk_rkb_s_peak == 0  # every read came from the page cache

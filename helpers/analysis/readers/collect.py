@@ -234,13 +234,14 @@ def _attach_disks(found: list[Found], contents: _Contents) -> None:
             and "status" not in one.figures
         ]
         for candidates in _claims(reads, path, disk, contents):
-            if len(candidates) == 1:
-                _attach(candidates[0], disk)
+            if len({_name(one) for one in candidates}) == 1:  # the same run twice: the report shows the last
+                _attach(candidates[-1], disk)
                 break
         else:
             if not reads:
                 raise Refused(f"{path}: no run of these files reads the disk; leave it out")
-            names = "; ".join(f"{_name(one)}.iostat.txt for {_settings(one).in_words}" for one in reads)
+            choices = dict.fromkeys(f"{_name(one)}.iostat.txt for {_settings(one).in_words}" for one in reads)
+            names = "; ".join(choices)
             raise Refused(f"{path}: which run does it belong to? Rename it: {names}")
 
 
