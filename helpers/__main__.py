@@ -415,12 +415,7 @@ def _analyze(given: argparse.Namespace) -> int:
         given.cpu_memory or (profile.host_ram_gib if profile else None),
         given.disk_rate or (profile.disk_gb_s if profile else None),
     )
-    collected = readers.collect(given.files, about, _say)
-    output = paths.folder(given.output, "--output")
-    paths.check_writable(output / "report.md")
-    for remark in collected.remarks:
-        _say(remark)
-    written = document.write(collected.runs, output)
+    written = document.analyze(given.files, given.output, about, _say)
     print(f"report: {next(path for path in written if path.suffix == '.html')}")
     print(f"next to it: report.md, tables/, figures/ ({len(written)} files in all)")
     return DONE

@@ -22,7 +22,7 @@ H200 = paths.ROOT / "outputs" / "reference" / "h200"
 @pytest.fixture(scope="module")
 def handed_in(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    return folder, document.analyze(comparison.REFERENCE, folder)
+    return folder, document.analyze([comparison.REFERENCE], folder)
 
 
 def test_all_that_was_promised_is_written(handed_in):
@@ -90,7 +90,7 @@ def test_a_question_with_nothing_but_a_shared_run_says_how_to_run_it(tmp_path):
     log = Log(tmp_path / "results.jsonl")
     log.append(make_record())
     log.append(make_record(settings={"debug_mode": "breakdown"}))
-    document.analyze(log.path, tmp_path)
+    document.analyze([log.path], tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for question in ("q1", "q2", "q3"):
         assert "other questions share are in the figures" in text and f"`python -m helpers run {question}`" in text
@@ -106,7 +106,7 @@ def test_the_first_and_the_last_split_are_enough_for_question_1(tmp_path):
 def test_the_environment_opens_the_report(tmp_path):
     log = Log(tmp_path / "results.jsonl")
     log.append(make_record("50 50 100 0 100 0", notes=("a <b>note</b>",), samples=Samples(disk=disk_series())))
-    document.analyze(log.path, tmp_path / "out")
+    document.analyze([log.path], tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     block = text.split("## Q1")[0]
     for words in ("Tesla T4", "14.6 GiB", "12.7 GiB", "sda", "2.11", "2026-01-01", "measured on CUDA", "opt-mini"):
@@ -128,7 +128,7 @@ def test_someone_elses_machine_is_described_next_to_their_figures(handed_in, tmp
     shutil.copy(comparison.REFERENCE, tmp_path / "mine.csv")
     (tmp_path / "mine.json").write_text('{"GPU": 7}')
     with pytest.raises(Refused, match=r"mine\.json"):
-        document.analyze(tmp_path / "mine.csv", tmp_path / "out")
+        document.analyze([tmp_path / "mine.csv"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -143,7 +143,7 @@ def test_runs_with_other_options_have_rows_and_reasons(tmp_path):
         "model,percent,gpu_batch_size,prompt_len,gen_len,total_throughput_tok_s,status,reason\n"
         "opt-6.7b,20 80 100 0 100 0,4,256,32,5.5,,\nopt-6.7b,30 70 100 0 100 0,4,256,32,,failed,oom <script>|\n"
     )
-    document.analyze(tmp_path / "f.csv", tmp_path)
+    document.analyze([tmp_path / "f.csv"], tmp_path)
     section = (tmp_path / "report.md").read_text(encoding="utf-8").split("## Q1")[1].split("## Q2")[0]
     assert "5.500" in section and "failed: oom" in section
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def test_runs_with_other_options_have_rows_and_reasons(tmp_path):
 def test_a_file_that_is_refused_writes_nothing(tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(Refused):
-        document.analyze(tmp_path / "bad.csv", tmp_path / "out")
+        document.analyze([tmp_path / "bad.csv"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

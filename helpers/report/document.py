@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from helpers import analysis, paths
@@ -30,15 +30,24 @@ SECTIONS = {
 MOST_ROWS = 500  # of a table in the report: a browser still opens it at once
 
 
-def analyze(file: str | Path, output_dir: str | Path) -> list[Path]:
-    """Read figures (.csv or .jsonl), write tables, plots and the report; return the paths written.
+def analyze(
+    files: Sequence[str | Path],
+    output_dir: str | Path,
+    about: readers.About | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Read figures of any kind, write tables, plots and the report; return the paths written.
 
-    Raises Refused if the file can't be read or the folder can't be written, before anything is.
+    Raises Refused if a file can't be read or the folder can't be written, before anything is.
     """
-    runs, machine = readers.read(file), environment.described(Path(file))
+    collected = readers.collect(files, about, say)
+    first = Path(files[0])
+    machine = environment.described(first) if len(files) == 1 else {}
     output_dir = paths.folder(output_dir, "--output")
     paths.check_writable(output_dir / "report.md")
-    return write(runs, output_dir, Path(file).parent, machine)
+    for remark in collected.remarks:
+        say(remark)
+    return write(collected.runs, output_dir, first if first.is_dir() else first.parent, machine)
 
 
 def write(

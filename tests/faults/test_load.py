@@ -68,7 +68,7 @@ def test_a_log_of_100_000_records_loads_and_analyses(long_log, tmp_path):
         latest = Log(long_log).latest()
     assert len(latest) == RUNS
     with within(ANALYSE_S, "analyze"):
-        document.analyze(long_log, tmp_path / "out")
+        document.analyze([long_log], tmp_path / "out")
     assert (tmp_path / "out" / "report.html").stat().st_size < 5e6
 
 

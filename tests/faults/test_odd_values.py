@@ -21,7 +21,7 @@ def test_an_odd_figure_in_a_csv_is_refused_or_harmless(column, value, tmp_path):
     row = "a,opt-1.3b,100 0 100 0 100 0,4,128,16,,,"
     (tmp_path / "f.csv").write_text(f"{header}{column}\n{row}{value}\n{row.replace('100 0 100', '0 0 100')}3\n")
     try:
-        document.analyze(tmp_path / "f.csv", tmp_path / "out")
+        document.analyze([tmp_path / "f.csv"], tmp_path / "out")
     except Refused as refused:
         assert "line 2" in str(refused)
 
@@ -59,5 +59,5 @@ def test_an_odd_value_in_a_record_leaves_a_report(place, value, tmp_path):
     odd = with_odd_value(make_record(samples=Samples(disk=disk_series())), place, value)
     with log.path.open("a", encoding="utf-8") as file:
         file.write(odd + "\n")
-    written = document.analyze(log.path, tmp_path / "out")
+    written = document.analyze([log.path], tmp_path / "out")
     assert all(path.stat().st_size for path in written)
