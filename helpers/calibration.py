@@ -15,6 +15,7 @@ from helpers.engine.core_speed import FULL_SPEED
 from helpers.errors import Refused
 from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.measured_profile import from_ceilings
 from helpers.machine.profiles import MachineProfile
 from helpers.models import PROBE_MODEL
 from helpers.predict.rates import Loads, loads, with_page_cache_of, with_seconds
@@ -65,7 +66,7 @@ def calibrate(
 
     A rate that its probe doesn't show stays as the ceilings have it, with a message. Raises Refused without a GPU.
     """
-    profile = profiles.from_ceilings(ceilings)
+    profile = from_ceilings(ceilings)
     sweep = lab.run(probes(), output_dir, fresh=True, offload_root=offload_root, say=say)
     return with_probes(profile, sweep.records, say)
 

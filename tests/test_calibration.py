@@ -7,7 +7,8 @@ from factories import make_record
 from helpers import calibration
 from helpers.errors import Refused
 from helpers.machine.ceilings import MachineCeilings
-from helpers.machine.profiles import MachineProfile, from_ceilings
+from helpers.machine.measured_profile import from_ceilings
+from helpers.machine.profiles import MachineProfile
 from helpers.predict import rates, time_model
 from helpers.predict.rates import Loads
 from helpers.results import Machine, Repeat, RunRecord

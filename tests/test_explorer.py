@@ -24,6 +24,7 @@ from helpers.explorer.tour import compared
 from helpers.explorer.view import view, without_split
 from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
+from helpers.machine.measured_profile import from_ceilings
 from helpers.machine.profiles import T4_COLAB
 from helpers.placement import place
 from helpers.predict.gpu_memory import peak_gpu_memory
@@ -380,7 +381,7 @@ def test_a_damaged_profile_falls_back_to_its_ceilings(tmp_path, monkeypatch):
     (tmp_path / profiles.PROFILE_NAME).write_text('{"name": "NVIDIA H200", "gpu_mem_gib": 139.8}')
     with pytest.warns(UserWarning, match="run notebook 00 again"):
         found = _measured_profile(tmp_path)
-    assert found == profiles.from_ceilings(ceilings)
+    assert found == from_ceilings(ceilings)
     (tmp_path / profiles.CEILINGS_NAME).write_bytes(b"\xff\x80")
     with pytest.warns(UserWarning, match="run notebook 00 again"):
         assert _measured_profile(tmp_path) is None

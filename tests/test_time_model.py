@@ -11,7 +11,8 @@ from helpers.analysis import readers
 from helpers.errors import Refused
 from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
-from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, from_ceilings, load, numbers
+from helpers.machine.measured_profile import from_ceilings
+from helpers.machine.profiles import T4_COLAB, T4_GCP, MachineProfile, load, numbers
 from helpers.placement import place
 from helpers.predict.rates import calibrate
 from helpers.predict.schedule import OVERLAPPED_WAIT

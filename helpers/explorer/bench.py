@@ -15,6 +15,7 @@ from helpers.explorer.state import State
 from helpers.machine import profiles
 from helpers.machine.ceilings import MachineCeilings
 from helpers.machine.emulation import EMULATED_T4
+from helpers.machine.measured_profile import from_ceilings
 from helpers.machine.profiles import PROFILES, T4_COLAB, MachineProfile
 from helpers.models import EMULATED_MODEL, KNOWN_MODELS, SYNTHETIC_MODELS
 from helpers.report.comparison import REFERENCE
@@ -124,7 +125,7 @@ def _measured_profile(output: Path) -> MachineProfile | None:
     if kept is None and (output / profiles.CEILINGS_NAME).is_file():
         try:
             text = (output / profiles.CEILINGS_NAME).read_text(encoding="utf-8")
-            kept = profiles.from_ceilings(MachineCeilings.model_validate_json(text))
+            kept = from_ceilings(MachineCeilings.model_validate_json(text))
         except (Refused, ValueError):  # ceilings of an older notebook, without a GPU's, or not text
             return None
     return kept if kept and kept.name == name else None
