@@ -306,6 +306,8 @@ def _place(given: argparse.Namespace) -> int:
     from helpers.predict import search
 
     model = models.resolve(given.model)
+    if not given.split:
+        raise Refused("--percent is missing: FlexGen's six numbers, such as --percent 50 50 100 0 100 0")
     (asked,) = options.given(argparse.Namespace(split=given.split, compress_weight=given.compress_weight), RunSettings)
     split, compress = asked["split"], asked.get("compress_weight", False)
     splits = [split]

@@ -143,7 +143,7 @@ def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, c
     end(program)
     _, said = program.communicate(timeout=LIMIT_S)
     assert program.returncode == 1
-    assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
+    assert said.splitlines()[-1].startswith("interrupted; finished results are kept") and "Traceback" not in said
     assert readable(tmp_path / results.LOG_NAME)[0].status == "done"
     command_line.wait_for_all_to_end()
 
@@ -176,7 +176,7 @@ def test_an_impatient_ctrl_c_is_one_line_too(command_line, tmp_path):
         time.sleep(0.02)
     _, said = program.communicate(timeout=LIMIT_S)
     assert program.returncode == 1
-    assert said.splitlines()[-1].startswith("interrupted; what was measured is kept") and "Traceback" not in said
+    assert said.splitlines()[-1].startswith("interrupted; finished results are kept") and "Traceback" not in said
     command_line.wait_for_all_to_end()
 
 

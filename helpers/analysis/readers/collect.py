@@ -67,7 +67,7 @@ def collect(
     contents = _Contents(say=say)
     for one in map(Path, given):
         path = Path(os.path.expanduser(one))
-        if path.is_dir():
+        if os.path.isdir(path):
             _read_folder(path, contents)
         else:
             _read(path, contents)
@@ -120,8 +120,10 @@ class Unrecognised(Refused):
 
 def _read(path: Path, contents: _Contents) -> None:
     paths.check_file(path)
-    if not os.path.exists(path):
-        raise Refused(f"{path}: no such file")
+    try:
+        path.stat()
+    except OSError as error:  # a name that is too long is no better than one that isn't there
+        raise Refused(f"{str(path)[:200]}: {error.strerror or 'no such file'}".replace("No such", "no such")) from None
     if path.stat().st_size > LARGE:
         contents.say(f"reading {path} ({path.stat().st_size / 1e6:,.0f} MB) ...")
     if path.suffix.lower() == ".jsonl":
