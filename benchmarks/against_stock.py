@@ -1,9 +1,9 @@
-"""The laboratory beside FlexGen's own command, on one machine in one go: `against_stock.py --parts PART...`
+"""The lab next to FlexGen's own command, on one machine in one go: `against_stock.py --parts PART...`
 
 Parts, each as long as its settings and pairs make it; every measurement is a line of `--output` as soon as it is made,
 and `--report` turns all lines into tables:
 
-- `fidelity`: FlexGen's own command and the laboratory in turn: throughput, peak GPU memory, tokens.
+- `fidelity`: FlexGen's own command and the lab in turn: throughput, peak GPU memory, tokens.
 - `whole-stock`, `whole-lab`: the homework's 13 commands as one types them, and `python -m helpers run q1 q2 q3 q4
   --repeats 1`.
 - `direct`: `--disk-reader direct` beside FlexGen's reader, page cache cold, and beside a plain O_DIRECT reader.
@@ -99,7 +99,7 @@ def read_stock(printed: str) -> dict[str, Any]:
 
 
 def ours(settings: RunSettings, folder: Path, **more: Any) -> dict[str, Any]:
-    """The laboratory's own run of these settings, once."""
+    """The lab's own run of these settings, once."""
     began_s = time.monotonic()
     sweep = lab.run(settings, folder / "outputs", fresh=True, offload_root=folder / "lab", say=_say)
     (record,) = sweep.records.values()
@@ -493,12 +493,12 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
             "page cache",
             "pairs",
             "stock token/s",
-            "laboratory token/s",
+            "lab token/s",
             "ratio",
             "of the fastest",
             "stock varies by",
             "stock peak GiB",
-            "laboratory peak GiB",
+            "lab peak GiB",
             "ratio",
             "tokens",
         ],
@@ -507,7 +507,7 @@ def fidelity_table(lines: list[dict[str, Any]]) -> str:
 
 
 def whole_table(lines: list[dict[str, Any]]) -> str:
-    """The homework's wall time, as typed and by the laboratory, where the laboratory's goes, and the figures of both:
+    """The homework's wall time, as typed and by the lab, where the lab's goes, and the figures of both:
     of the last time that it was measured."""
     typed, records, whole = (
         last_run(line for line in lines if line["who"] == who) for who in ("stock", "lab run", "lab")
@@ -667,7 +667,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="")
     parser.add_argument("--output", default="against_stock.jsonl", help="measurements, one a line; added to")
     parser.add_argument("--lab-output", type=Path, help="keep what whole-lab writes in this folder")
-    parser.add_argument("--offload-root", default=None, help="default: the laboratory's")
+    parser.add_argument("--offload-root", default=None, help="default: the lab's")
     parser.add_argument("--report", action="store_true", help="print the tables of all measurements in --output")
     options = parser.parse_args(arguments)
     options.output = Path(options.output).resolve()

@@ -1,1 +1,1 @@
-"""A laboratory for LLM offloading: FlexGen runs as data, tables, plots and answers."""
+"""A lab for LLM offloading: FlexGen runs as data, tables, plots and answers."""

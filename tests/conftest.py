@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def lab_home(tmp_path_factory):
-    """The laboratory's home for the whole session: opt-mini's weights are made once."""
+    """The lab's home for the whole session: opt-mini's weights are made once."""
     with tempfile.TemporaryDirectory(dir=_folder_on_a_disk(tmp_path_factory.getbasetemp())) as home:
         before = os.environ.get("OFFLOAD_LAB_HOME")
         os.environ["OFFLOAD_LAB_HOME"] = home

@@ -108,7 +108,7 @@ def quiet(text: str) -> None:
 
 
 def run_one(settings: RunSettings, output: Path, **options) -> RunRecord:
-    """One run as the laboratory makes it, a process of its own."""
+    """One run as the lab makes it, a process of its own."""
     (record,) = lab.run(settings, output, say=quiet, **options).records.values()
     return record
 

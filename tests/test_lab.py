@@ -1,4 +1,4 @@
-"""The laboratory: what is known is not run again, what cannot run is refused first, what fails is a row."""
+"""The lab: what is known is not run again, what cannot run is refused first, what fails is a row."""
 
 from __future__ import annotations
 

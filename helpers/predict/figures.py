@@ -13,7 +13,7 @@ from helpers.results import settings_as_json
 from helpers.settings import RunSettings
 from helpers.units import GIB
 
-PREDICTED_WITHIN = 0.1  # roughly the mean error on the machines that predictions were judged on: README.md
+PREDICTED_WITHIN = 0.1  # roughly the mean error on the machines that predictions were judged on: docs/predictions.md
 
 
 def prediction_as_json(settings: RunSettings, found: Prediction, profile: MachineProfile) -> dict[str, Any]:
