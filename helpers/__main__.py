@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
-    except OSError as error:  # a full disk, a vanished file: something had started
+    except OSError as error:  # a full disk, a vanished file: work had already started
         if isinstance(error, BrokenPipeError) and _reader_closed_the_pipe():
             return DONE
         where = f", writing to {given.output}" if error.filename is None and "output" in given else ""
@@ -87,7 +87,7 @@ def _check_text(arguments: Sequence[str]) -> None:
     """Raises Refused for a name that isn't UTF-8: neither a table nor a report could hold it."""
     for argument in arguments:
         try:
-            os.fsencode(argument).decode("utf-8")  # the bytes as typed, whatever the locale made of them
+            os.fsencode(argument).decode("utf-8")  # the bytes as typed, before the locale decoded them
         except UnicodeDecodeError:
             raise Refused(f"{argument!a}: not UTF-8; choose another name") from None
 
@@ -193,7 +193,7 @@ def _homework_defaults() -> dict[str, dict[str, Any]]:
 
 
 def _settings(given: argparse.Namespace, device: str) -> dict[str, RunSettings]:
-    """The runs that were asked for by name, with the homework's model and workload for whatever wasn't given."""
+    """The requested runs by name; the homework's model and workload fill in whatever wasn't given."""
     defaults = {name: by_device[device] for name, by_device in _homework_defaults().items()} | {"device": device}
     given.device = None
     runs = [RunSettings.of(**(defaults | values)) for values in options.given(given, RunSettings)]
@@ -251,7 +251,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _one_of_each(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """The page cache and the repeats of a `run`, one value each."""
+    """The page cache and repeats of the `run` command, one value each."""
     chosen = argparse.Namespace(page_cache=given.page_cache or "natural", repeats=given.repeats or "3")
     found = options.given(chosen, RunSettings)
     if len(found) > 1:
@@ -338,7 +338,7 @@ def _place(given: argparse.Namespace) -> int:
 
 
 def _profile(given: argparse.Namespace) -> Any:
-    """The machine that was named, or the one at hand: the emulated one, or the one that notebook 00 measured."""
+    """The named machine, or this one: emulated, or as measured by notebook 00."""
     from helpers.machine import profiles
     from helpers.machine.emulation import EMULATED_T4
 
@@ -437,7 +437,7 @@ def _say(text: str) -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Give a process started with `>&-` a stdout, or the next file it opens would take that place."""
+    """Give a process started with `>&-` a stdout, or the next file it opens would take its descriptor."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     nowhere = os.fdopen(number, "w")
@@ -450,5 +450,5 @@ if __name__ == "__main__":
         if signal.getsignal(asked_to_end) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(asked_to_end, signal.default_int_handler)  # ends like Ctrl-C
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C interrupts nothing now
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore further Ctrl-Cs
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""A machine's profile, measured: its ceilings, and rates from a few short FlexGen runs (probes)."""
+"""Measure a machine's profile: its ceilings, and rates from a few short FlexGen runs (probes)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CACHE_ON_CPU = "100 0 0 100 100 0"
 
 
 def probes() -> dict[str, RunSettings]:
-    """The probes by the rate that each shows, in an order in which each needs only the rates before it.
+    """The probes by the rate each measures, ordered so that each needs only the rates before it.
 
     Their model has a few wide layers, so that passes are short and bound by that rate. Processes on one machine differ,
     most of all when launches are the bottleneck, so there are several of each. Reads are timed layer by layer
@@ -47,7 +47,7 @@ def probes() -> dict[str, RunSettings]:
         )
 
     return {
-        "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=3),  # every prediction has its overhead in it
+        "layer_overhead_us": probe(_ON_GPU, gen_len=16, repeats=3),  # every prediction includes its overhead
         "dequantize_overhead_us": probe(_ON_GPU, compress_weight=True, repeats=3),
         "h2d_gb_s": probe(_ON_CPU, gen_len=16),
         "host_copy_gb_s": probe(_ON_CPU, pin_weight=False),
@@ -62,9 +62,9 @@ def probes() -> dict[str, RunSettings]:
 def calibrate(
     ceilings: MachineCeilings, output_dir: Path, offload_root: Path | None = None, say: Callable[[str], None] = print
 ) -> MachineProfile:
-    """The profile of this machine: its ceilings, and a short FlexGen run for each rate that they don't show.
+    """Profile this machine: its ceilings, and a short FlexGen run for each rate that they don't cover.
 
-    A rate that its probe doesn't show stays as the ceilings have it, with a message. Raises Refused without a GPU.
+    A rate that its probe fails to measure keeps the ceilings' value, with a message. Raises Refused without a GPU.
     """
     profile = from_ceilings(ceilings)
     sweep = lab.run(probes(), output_dir, fresh=True, offload_root=offload_root, say=say)
@@ -74,7 +74,7 @@ def calibrate(
 def with_probes(
     profile: MachineProfile, records: Mapping[str, RunRecord], say: Callable[[str], None] = print
 ) -> MachineProfile:
-    """The profile with the rates that these records show, by rate, in the order of `probes()`."""
+    """The profile updated from these records, given by rate in the order of `probes()`."""
     for field, record in records.items():
         if record.failure:
             say(f"{field}: not calibrated, its run failed ({record.failure.kind}: {record.failure.message})")
@@ -114,7 +114,7 @@ def with_probe(profile: MachineProfile, field: str, record: RunRecord) -> Machin
 
 
 def _on_a_free_core(record: RunRecord) -> RunRecord:
-    """The record with only the repeats on a core that nobody else used, or all if there are none."""
+    """The record with only the repeats on an otherwise idle core, or with all if there are none."""
     free = tuple(repeat for repeat in record.repeats if (repeat.core_speed or 1.0) >= FULL_SPEED)
     return record.model_copy(update={"repeats": free or record.repeats})
 

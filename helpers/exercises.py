@@ -27,7 +27,7 @@ class Remark:
 
 
 def check(yours: Any, right: float, hint: str = "", within: float = WITHIN) -> Remark:
-    """Right or wrong. An answer left at `...` is neither, so that a notebook runs through without answers."""
+    """Mark an answer right or wrong. One left at `...` is neither, so an unanswered notebook runs through."""
     if yours is ... or yours is None:
         return Remark("✏️ Replace the `...` above with your answer and run this cell again.")
     if not _is_number(yours):
@@ -58,7 +58,7 @@ def _is_number(value: Any) -> bool:
 
 
 def fastest_over_slowest(runs: Iterable[Run]) -> float | None:
-    """How many times the throughput of the slowest run the fastest has."""
+    """Throughput of the fastest run over that of the slowest."""
     speeds = [run.total_throughput_tok_s for run in runs if run.total_throughput_tok_s and not run.debug_mode]
     return max(speeds) / min(speeds) if len(speeds) > 1 else None
 

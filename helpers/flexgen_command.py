@@ -1,4 +1,4 @@
-"""FlexGen's command line, read the way FlexGen 0.1.8 reads it."""
+"""Parse FlexGen's command line as FlexGen 0.1.8 does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS = {
     "gen_len": "32",
 }
 FLEXGENS = tuple(one.name for one in options.declared(RunSettings) if one.option.flexgen)
-# What this lab says about FlexGen's other flags when they are given.
+# Remarks on FlexGen's other flags.
 NO_EFFECT = {
     "path": "weights are prepared once and shared by all runs",
     "cut_gen_len": "every token is generated and timed, none is projected",
@@ -40,7 +40,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, defaults: Mapping[str, str] | None = None) -> None:
-    """Add every flag of FlexGen 0.1.8 to a parser, those without effect here included."""
+    """Add every flag of FlexGen 0.1.8 to a parser, including those without effect here."""
     options.add_arguments(parser, RunSettings, *FLEXGENS, defaults=defaults)
     parser.add_argument("--offload-dir", metavar="DIR", help="where the disk tier lives during the run")
     group = parser.add_argument_group("accepted for FlexGen's sake, without effect")
@@ -82,7 +82,7 @@ def is_command(text: str) -> bool:
 def parse(words: Sequence[str] | str) -> argparse.Namespace:
     """The flags of a whole command line (`python3 -m flexgen.flex_opt --model ...`), FlexGen's defaults filled in.
 
-    A line that this lab printed may end in a comment that names flags of its own; they count too. Raises Refused.
+    Lines that this lab printed may end in a comment with the lab's own flags; those count too. Raises Refused.
     """
     text = words if isinstance(words, str) else shlex.join(words) if len(words) > 1 else words[0]
     extra = re.search(r"# .*run with (--[^,;]*), which python -m helpers measure has", text)

@@ -1,4 +1,4 @@
-"""Estimate what a set of runs takes on this machine before it starts: time, memory, disk, and the basis of each."""
+"""Estimate what a set of runs will take on this machine: time, memory, disk, and the basis of each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Forecast:
 
 
 def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -> Forecast:
-    """The forecast of some runs as `lab.run` would make them, without those that the output folder has."""
+    """Forecast the runs that `lab.run` would make, leaving out those already in the output folder."""
     to_run = {name: runs[name] for name in (runs if fresh else lab.without_figures(runs, output_dir))}
     refused = {name: why for name, run in to_run.items() if (why := _why_refused(run))}
     new = [run for name, run in to_run.items() if name not in refused]
@@ -82,7 +82,7 @@ def of(runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False) -
 def affordable(
     runs: Mapping[str, RunSettings], output_dir: Path, fresh: bool = False
 ) -> tuple[dict[str, RunSettings], dict[str, float]]:
-    """The runs without optional ones that would take longer than SLOW_OPTIONAL_S here, and those with their seconds.
+    """Split off optional runs that would take longer than SLOW_OPTIONAL_S here; return the rest, and their seconds.
 
     Known results, the homework's own runs, and everything on a machine of unknown speed stay.
     """
@@ -95,7 +95,7 @@ def affordable(
 
 
 def _why_refused(run: RunSettings) -> str | None:
-    """Why `lab.run` would refuse a run on this machine as it is now."""
+    """Why `lab.run` would refuse a run on this machine right now."""
     try:
         memory_check.check_gpu(run, lab.describe_machine(run.device), gpus.compute_capability())
         if run.device == "cuda":
@@ -108,7 +108,7 @@ def _why_refused(run: RunSettings) -> str | None:
 
 
 def of_homework(device: Literal["cuda", "emulated"], output_dir: Path) -> dict[str, Forecast]:
-    """The forecast of each question, without the runs that an earlier question makes."""
+    """Forecast each question, without the runs that an earlier question already makes."""
     forecasts, planned = {}, set()
     for question in homework.QUESTIONS:
         plan, _ = affordable(homework.plan(question, device), output_dir)
@@ -153,10 +153,10 @@ def _cuda_s(run: RunSettings, profile: MachineProfile | None) -> float | None:
     cached = predicted.host_mem_gib * GIB + to_read + on_disk <= profile.shared_host_bytes
     read_gb_s, write_gb_s = (profile.page_cache_gb_s,) * 2 if cached else (profile.disk_gb_s, profile.disk_write_gb_s)
     prefill_s, decode_s = predicted.prefill_latency_s, predicted.decode_latency_s
-    if run.debug_mode:  # FlexGen times these layer-steps and projects the rest
+    if run.debug_mode:  # FlexGen times only these layer-steps and projects the rest
         decode_s *= DEBUG_LAYER_STEPS / ((run.workload.gen_len - 1) * len(run.opt_model.layers))
     loading_s = to_read / 1e9 / read_gb_s + to_write / 1e9 / write_gb_s
-    warm_up_s = prefill_s  # of one token: once through the layers
+    warm_up_s = prefill_s  # one token: one pass through the layers
     start_s = CUDA_START_S + COPY_BUFFERS_S * bool(copy_buffer_elements(run))
     return _repeats(run, prefill_s + decode_s) * (start_s + loading_s + warm_up_s + prefill_s + decode_s)
 

@@ -1,4 +1,4 @@
-"""The lab's own folder: where it is, locks in it, and run folders that outlive nobody."""
+"""The lab's own folder, its locks, and run folders that are removed with their process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers import paths
 from helpers.errors import Refused
 
 SAME_START_S = 60.0  # start times count from a boot time that moves when the clock is set
-# A run folder's name holds its owner: process id, start time in seconds, and the host and container it counts in.
+# A run folder's name identifies its owner: process id, start time in seconds, and the host and container.
 OWNED = re.compile(r"run-(\d+)-(\d+)-([0-9a-f]{8})-")
 
 
@@ -78,14 +78,14 @@ def run_folder(root: Path) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
     me = psutil.Process()
-    # Owned from its first moment to its last, however far its making or its removal got.
+    # The name marks the owner even if creating or removing the folder is cut short.
     folder = Path(tempfile.mkdtemp(prefix=f"run-{me.pid}-{me.create_time():.0f}-{whereabouts()}-", dir=root))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for empty in made:
-            with contextlib.suppress(OSError):  # somebody else has put something there
+            with contextlib.suppress(OSError):  # somebody else has created something there
                 empty.rmdir()
 
 
@@ -116,7 +116,7 @@ def remove_leftovers(root: Path) -> list[Path]:
 
 
 def whereabouts() -> str:
-    """Identify this host and container, where process ids have a meaning, in 8 hexadecimal digits."""
+    """Identify this host and container, within which process ids are valid, in 8 hexadecimal digits."""
     try:
         ids = os.stat("/proc/self/ns/pid").st_ino
     except OSError:  # not Linux

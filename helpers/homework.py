@@ -1,7 +1,7 @@
 """The homework as data: the runs behind each row of each question, in the order of its tables.
 
-`QUESTIONS` is the homework as set. `offload_sweep`, `batch_size`, `weight_compression` and `disk_io` make the same rows
-from other splits, batches and scenarios; `plan` turns rows into runs.
+`QUESTIONS` is the homework as set. `offload_sweep`, `batch_size`, `weight_compression` and `disk_io` build such rows
+for other splits, batches and scenarios; `plan` turns rows into runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DISK = "0 0 100 0 100 0"
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a question. Options without a value here are the same for all rows."""
+    """One run of a question. Options left unset here are the same for all rows."""
 
     id: str
     label: str
@@ -33,7 +33,7 @@ class Row:
     copy_buffer: Literal["stock", "fit"] = "stock"
 
     def settings(self, **common: Any) -> RunSettings:
-        """The run itself; `common` holds the other options: model, device, workload, page_cache, repeats."""
+        """This row's run; `common` holds the other options: model, device, workload, page_cache, repeats."""
         workload = common.pop("workload", Workload())
         if self.page_cache:
             common["page_cache"] = self.page_cache
@@ -81,7 +81,7 @@ QUESTIONS: dict[str, tuple[Row, ...]] = {
     ),
 }
 
-# Logs may hold these next to a question's rows. Neither its tables nor `plan` have them: notebook 06 goes further.
+# Logs may hold these next to a question's rows. Neither its tables nor `plan` include them: notebook 06 goes further.
 EXTRAS: dict[str, tuple[Row, ...]] = {
     "q4": (
         Row(
@@ -94,7 +94,7 @@ EXTRAS: dict[str, tuple[Row, ...]] = {
     )
 }
 
-# Optional runs, in tables or not, left out where they would take long.
+# Optional runs, in tables or not, skipped where they would take long.
 BESIDE = ("q4-disk-cold",)
 
 # How fast can all weights on disk be? Each rung changes one thing (notebook 06).
@@ -199,7 +199,7 @@ def plan(
 ) -> dict[str, RunSettings]:
     """The runs of a question (q1 to q4, or "faster"), or of some rows, by row id.
 
-    Empty values mean the homework's own on this device. Raises Refused for an unknown question or a wrong value.
+    Empty values stand for the homework's own on this device. Raises Refused for an unknown question or a wrong value.
     """
     if not isinstance(model, str):
         raise Refused(f"model {model!r}: not a name or a folder")

@@ -31,23 +31,23 @@ from helpers.settings import RunSettings
 from helpers.weights import store
 
 REPEAT_BUDGET_S = 60.0  # no further repeat once this much has been measured
-EMULATED_REPEAT_BUDGET_S = 2.0  # a paced run gives the same figures again: it is repeated only where that is quick
-MOST_REPLACED = 2  # repeats beyond those asked for, in place of some in which the CPU was too slow
+EMULATED_REPEAT_BUDGET_S = 2.0  # paced runs give the same figures every time: repeat only quick ones
+MOST_REPLACED = 2  # extra repeats allowed to replace ones in which the CPU was too slow
 RUN_LIMIT_S = 1800.0
 
-MOST_REPEATS = 5  # a known result with up to so many answers for fewer
+MOST_REPEATS = 5  # a known result with up to this many repeats also answers a request for fewer
 _measuring = threading.Lock()
 
 PACKAGES = ("flexgen", "torch", "numpy", "transformers", "papermill")
 
 
 def choose_device(wanted: Literal["auto", "cuda", "emulated"]) -> Literal["cuda", "emulated"]:
-    """The device to run on: CUDA where there is a GPU, else the emulated GPU. Raises Refused if CUDA is not there."""
+    """The device to run on: CUDA where there is a GPU, else the emulated GPU. Raises Refused if CUDA is missing."""
     if wanted not in ("auto", "cuda", "emulated"):
         raise Refused(f"device {wanted!r}: choose auto, cuda or emulated")
     there = _torch_has_cuda() and gpus.cuda_available()
     if there and wanted != "emulated":
-        os.environ.update(gpus.environment())  # a GPU in trouble must not be CUDA's first
+        os.environ.update(gpus.environment())  # keep CUDA from choosing a faulty GPU first
     if wanted == "cuda" and not there:
         raise Refused("device cuda: no NVIDIA GPU that this torch can use; take emulated, or auto")
     return "cuda" if there and wanted != "emulated" else "emulated"
@@ -73,12 +73,12 @@ def run(
     say: Callable[[str], None] = tqdm.write,
     on_phase: Callable[[str], None] | None = None,
 ) -> Sweep:
-    """Run each of the named settings that has no result yet, and record each.
+    """Run and record each of the named settings that has no result yet.
 
-    A result is known if the log has a finished one for the same settings, machine and method; `fresh` ignores those.
+    A result is known if the log has a finished one for the same settings, machine and method; `fresh` ignores it.
     Each repeat is a process of its own, and repeats take turns over the settings, so that a disturbance affects all
-    alike. A run that fails is a record that says why, and the others go on. An interrupt ends the run in progress; what
-    was measured so far is recorded, then it is raised. `on_phase` gets the progress as text, instead of the progress
+    alike. A failed run is recorded with its reason, and the others go on. An interrupt ends the run in progress, records
+    what was measured so far, and is raised again. `on_phase` gets the progress as text, instead of the progress
     bar. `allow_long` allows emulated runs that take long or write much.
 
     Raises Refused, before anything runs, if the log or the offload folder cannot be written.
@@ -145,7 +145,7 @@ def run(
 
 @dataclass
 class _Run:
-    """A run in progress: what its repeats gave so far."""
+    """A run in progress, with its repeats so far."""
 
     key: str
     settings: RunSettings
@@ -164,7 +164,7 @@ class _Run:
 
     @property
     def wants_another(self) -> bool:
-        """Whether another repeat is due: some are missing, or this CPU was too slow in some."""
+        """Whether to repeat again: too few repeats, or too few in which the CPU kept pace."""
         repeats = self.outcome.repeats
         if self.failure or not repeats:
             return not self.failure
@@ -186,7 +186,7 @@ class _Run:
         say: Callable[[str], None],
         on_phase: Callable[[str], None],
     ) -> None:
-        """Measure one repeat. Whatever goes wrong is this run's failure."""
+        """Measure one repeat. Any error becomes this run's failure."""
         measured = len(self.outcome.repeats)
         try:
             if not self.outcome.repeats:
@@ -196,13 +196,13 @@ class _Run:
             launcher.run(self.settings, self.weights, root, self.outcome, limit_s=limit_s, on_phase=on_phase)
         except Refused as error:
             self.outcome.failure = Failure(kind="refused", message=str(error))
-        except Exception as error:  # of any kind: this run has failed, the others go on
+        except Exception as error:  # whatever the error, the other runs go on
             self.outcome.failure = worker.failure_of(error)
         if len(self.outcome.repeats) == measured and not self.failure:
             self.outcome.failure = Failure(kind="error", message="ended without a result")
 
     def interrupt(self) -> None:
-        """Keep the repeats that were measured before an interrupt as the run's result, if there are any."""
+        """Keep the repeats finished before an interrupt, if any, as the run's result."""
         if repeats := len(self.outcome.repeats):
             self.outcome.failure = None
             self.notes.append(f"interrupted after {repeats} of {self.settings.repeats} repeats")
@@ -260,7 +260,7 @@ def _slow_core_notes(repeats: Sequence[Repeat]) -> list[str]:
 
 
 def _pace_notes(repeats: Sequence[Repeat]) -> list[str]:
-    """A note if no repeat of an emulated run kept the pace in every pass."""
+    """A note if every repeat of an emulated run fell behind in some pass."""
     if not repeats or any(not repeat.passes_behind for repeat in repeats):
         return []
     behind, passes = sum(r.passes_behind for r in repeats), sum(len(r.pass_latencies_s) for r in repeats)
@@ -268,7 +268,7 @@ def _pace_notes(repeats: Sequence[Repeat]) -> list[str]:
 
 
 def _prepare(made: dict[str, store.Weights], say: Callable[[str], None], name: str) -> store.Weights:
-    """The model's weights, prepared once for all runs, and again if a file has been damaged since."""
+    """The model's weights, prepared once for all runs, or again if a file has been damaged since."""
     model = models.resolve(name)
     if name not in made or store.broken_files(made[name].path / f"{model.name}-np", model):
         made[name] = store.prepare(name, say)
@@ -307,8 +307,8 @@ def run_key(settings: RunSettings, where: Machine) -> str:
     """
     kind = (where.name, where.profile, where.cpu, where.cpu_count, round(where.ram_gib or 0))
     folder = models.local_folder(settings.model)
-    model = f"{settings.opt_model}{store.identity(folder)}" if folder else ""  # a folder may get other weights
-    emulated = EMULATED_T4 if where.profile else ""  # its rates may change under the same name
+    model = f"{settings.opt_model}{store.identity(folder)}" if folder else ""  # a folder's weights may change
+    emulated = EMULATED_T4 if where.profile else ""  # the profile's rates may change under the same name
     text = f"{settings.model_dump_json()}{model} {kind} {emulated} {METHOD_VERSION}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -320,12 +320,12 @@ def describe(settings: RunSettings) -> str:
 
 
 def describe_machine(device: Literal["cuda", "emulated"]) -> Machine:
-    """This machine as a record names it."""
+    """This machine, as stored in records."""
     return this_machine.describe(device, EMULATED_T4.name if device == "emulated" else None)
 
 
 def _check(settings: RunSettings, where: Machine, root: Path, allow_long: bool = False) -> list[str]:
-    """Notes on what will be tight. Raises Refused for what would otherwise fail late."""
+    """Notes on tight resources. Raises Refused for problems that would otherwise surface late."""
     memory_check.check_gpu(settings, where, gpus.compute_capability())
     notes = []
     if settings.device == "cuda":
@@ -378,7 +378,7 @@ def _placement(settings: RunSettings) -> Placement:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and the packages that a figure depends on."""
+    """Versions of Python and of the packages that figures depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

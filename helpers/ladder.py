@@ -1,6 +1,6 @@
-"""Notebook 06: from FlexGen's 100 % disk run to the fastest one, a rung at a time, each next to what bounds it.
+"""Notebook 06: from FlexGen's 100 % disk run to the fastest one, rung by rung, each next to its bound.
 
-Only figures of the same machine and workload are compared. A rung that would take too long is predicted, and says so.
+Compares only figures of the same machine and workload. Rungs that would take too long are predicted and marked so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from helpers.results import RunRecord, Sweep
 from helpers.settings import OffloadSplit, RunSettings
 
 CPU_SHARES = range(100, 0, -10)
-SPARE_BYTES = 2**29  # host memory that a CPU share leaves free
+SPARE_BYTES = 2**29  # host memory left free when choosing the CPU share
 PREDICTED_WHERE_EMULATED = ("faster-fit", "faster-direct", "faster-direct-4bit", "faster-search")
 PEER_SPLITS = {"gpu": "all GPU", "cpu": "all CPU", "disk": "all disk", "half-cpu": "half CPU", "half-disk": "half disk"}
 LABELS = {row.id: row.label for row in FASTER} | {"faster-search": "the best that search finds"}
@@ -84,7 +84,7 @@ class Rung:
 
     @property
     def gb_from_disk_per_pass(self) -> float | None:
-        """Bytes that really came from the disk, where that was measured; the emulated disk has no counter."""
+        """GB actually read from disk per pass, if measured; the emulated disk has no counter."""
         if self.record is None or not self.measured or self.record.bytes_from_disk is None:
             return None
         if self.settings.device == "emulated":
@@ -99,9 +99,9 @@ class Rung:
 
     @property
     def bound(self) -> tuple[str, float] | None:
-        """What bounds the rung, and the throughput that this alone would allow.
+        """The bottleneck, and the throughput if nothing else took time.
 
-        The longest of the model's terms, each were it alone; for reads of the disk, what was measured of them.
+        It is the time model's longest term; the disk's term uses measured bytes where there are any.
         """
         if self.predicted is None or self.profile is None:
             return None
@@ -114,7 +114,7 @@ class Rung:
 
     @property
     def same_tokens(self) -> bool | None:
-        """Whether it generated the first rung's tokens; every sequence has the same prompt."""
+        """Whether it generated the same tokens as the first rung; all sequences share one prompt."""
         if self.record is None or not self.record.generated_tokens or not self.first_tokens:
             return None
         count = min(len(self.first_tokens), len(self.record.generated_tokens))
@@ -122,7 +122,7 @@ class Rung:
 
 
 def plan(runs: Mapping[str, RunSettings], profile: MachineProfile | None) -> dict[str, RunSettings]:
-    """The rungs for this machine: as much on the CPU as its memory takes, and at the end what `search` finds."""
+    """The rungs for this machine, with as many weights on the CPU as fit, and last the setting that `search` finds."""
     rungs = dict(runs)
     allowance = limits.memory_allowance()
     for name in ("faster-cpu", "faster-b16"):
@@ -141,7 +141,7 @@ def plan(runs: Mapping[str, RunSettings], profile: MachineProfile | None) -> dic
 
 
 def _with_cpu_share(run: RunSettings, free_bytes: int) -> RunSettings:
-    """With the largest share of weights on the CPU that fits, and the direct reader for the rest."""
+    """Put as many weights on the CPU as fit, and read the rest with the direct reader."""
     for share in CPU_SHARES:
         split = OffloadSplit.parse(f"0 {share} 100 0 100 0")
         reader = "stock" if share == 100 else "direct"
@@ -152,10 +152,10 @@ def _with_cpu_share(run: RunSettings, free_bytes: int) -> RunSettings:
 
 
 def worth_measuring(rungs: Mapping[str, RunSettings], output: Path, longest_run_s: float) -> dict[str, RunSettings]:
-    """The rungs forecast to take no longer than `longest_run_s`, and those that nothing can be said about.
+    """The rungs forecast to take at most `longest_run_s`, and those that can't be forecast.
 
-    Some rungs of the emulated GPU are always predicted: its disk is paced, however it is read, and what `search` finds,
-    with its large batch, would compute on a CPU core.
+    Some rungs are always predicted on the emulated GPU: its disk's pace doesn't depend on the reader, and the large
+    batch that `search` finds would be slow on a CPU core.
     """
     if not isinstance(longest_run_s, int | float) or not longest_run_s > 0:
         raise Refused(f"longest_run_s {longest_run_s!r}: not a number of seconds above 0")
@@ -168,7 +168,7 @@ def worth_measuring(rungs: Mapping[str, RunSettings], output: Path, longest_run_
 
 
 def climb(page: Page, longest_run_s: float) -> tuple[Rung, ...]:
-    """Measure the rungs that are worth it, predict the others."""
+    """Measure the rungs that are quick enough and predict the others."""
     rungs = plan(page.settings(FASTER), page.profile)
     return compared(rungs, page.measure(worth_measuring(rungs, page.output, longest_run_s)), page.profile)
 
@@ -183,11 +183,11 @@ def compared(rungs: Mapping[str, RunSettings], sweep: Sweep, profile: MachinePro
     )
 
 
-# ---- shown ----------------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def table(rungs: Sequence[Rung]) -> Table:
-    """The ladder: throughput, factor over the first rung, bytes, bound, memory and tokens."""
+    """The ladder: throughput, speed-up over the first rung, bytes, bound, memory and tokens."""
     first = rungs[0].throughput_tok_s
 
     def times_the_first(rung: Rung) -> float | None:
@@ -250,20 +250,20 @@ def plot(rungs: Sequence[Rung]) -> plots.Plot:
 
 
 def gain_on_disk(rungs: Sequence[Rung]) -> float | None:
-    """Times the first rung's throughput that the best one has with all weights on disk and the same tokens."""
+    """Best speed-up over the first rung with all weights still on disk and the same tokens."""
     best, first = _best(rungs, on_disk=True), rungs[0].throughput_tok_s
     return best.throughput_tok_s / first if best and best.throughput_tok_s and first and rungs[0].measured else None
 
 
 def _best(rungs: Sequence[Rung], on_disk: bool) -> Rung | None:
-    """The fastest measured rung with the first one's tokens, and its split or another."""
+    """The fastest measured rung with the first one's tokens: with its split if `on_disk`, else with another."""
     kept = [rung for rung in rungs if rung.measured and rung.same_tokens and rung.throughput_tok_s]
     kept = [rung for rung in kept if (rung.settings.split == rungs[0].settings.split) == on_disk]
     return max(kept, key=lambda rung: rung.throughput_tok_s or 0, default=None)
 
 
 def verdict(rungs: Sequence[Rung]) -> str:
-    """The answer in Markdown: how many times as fast, with the same tokens, and what it rests on."""
+    """The answer in Markdown: the speed-up with the same tokens, and what bounds it."""
     first, gain, best, top = rungs[0].throughput_tok_s, gain_on_disk(rungs), _best(rungs, True), _best(rungs, False)
     if not first or gain is None or best is None:
         return "**Can't tell:** the first rung has no measured figure and tokens to compare with."

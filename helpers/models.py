@@ -103,11 +103,11 @@ class OptModel:
         return 2 * FP16_BYTES * self.num_layers * (prompt_len + gen_len - 1) * batch * self.hidden_size
 
 
-# Small enough that a CPU plays the GPU in a few milliseconds a pass.
+# Small enough for a CPU to emulate a GPU pass in a few milliseconds.
 EMULATED_MODEL = OptModel("opt-mini", num_layers=2, hidden_size=256, num_heads=4, vocab_size=1024, max_positions=512)
-# Layers as wide as OPT-1.3B's, few of them: short runs that show a machine's rates.
+# A few layers as wide as OPT-1.3B's, for short runs that measure a machine's rates.
 PROBE_MODEL = OptModel("opt-probe", num_layers=3, hidden_size=2048, num_heads=32, vocab_size=1024)
-# Models of this lab; no hub has them.
+# This lab's own models; no hub has them.
 SYNTHETIC_MODELS = (EMULATED_MODEL, PROBE_MODEL)
 
 # The shapes of flexgen.opt_config.get_opt_config, copied so that reading them doesn't import torch;
@@ -150,7 +150,7 @@ def resolve(name: str) -> OptModel:
 
 
 def by_name(name: str) -> OptModel:
-    """The model of a name, whatever folders there are. Raises Refused as `resolve` does."""
+    """Look a model up by name, ignoring folders. Raises Refused as `resolve` does."""
     short = name.strip().lower().removeprefix("facebook/").removesuffix("-np")
     if short in KNOWN_MODELS:
         return KNOWN_MODELS[short]

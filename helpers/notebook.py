@@ -1,4 +1,4 @@
-"""What a notebook's cells call: start the page, run a question, show and save results."""
+"""The notebooks' API: start the page, run a question, show and save results."""
 
 from __future__ import annotations
 
@@ -32,17 +32,12 @@ from helpers.setup import colab
 
 @dataclass(frozen=True)
 class Page:
-    """A notebook at work: its device, its output folder, and the parameters that its runs share (`homework.plan`)."""
+    """A running notebook: its device, its output folder, and the parameters that its runs share (`homework.plan`)."""
 
     device: Literal["cuda", "emulated"]
     output: Path
     parameters: Mapping[str, Any] = field(default_factory=dict)
     fresh: bool = False
-
-    @property
-    def reference(self) -> RunSettings:
-        """The run with everything on the GPU, for what all runs have in common."""
-        return self.settings(homework.QUESTIONS["q1"][:1])["q1-1"]
 
     @property
     def profile(self) -> MachineProfile | None:
@@ -54,11 +49,11 @@ class Page:
         return homework.plan(tuple(rows), self.device, **self.parameters)
 
     def run(self, rows: Iterable[Row]) -> tuple[Run, ...]:
-        """Measure each row that has no result yet. Say first what that takes, and at the end what failed."""
+        """Measure each row that has no result yet; show the plan first and any failures at the end."""
         return from_sweep(self.measure(self._affordable(self.settings(rows))))
 
     def measure(self, runs: Mapping[str, RunSettings]) -> Sweep:
-        """The records of these runs, measured where they are not known yet."""
+        """The records of these runs, measuring those without a known result."""
         if not runs:
             return Sweep({})
         plan = forecast.of(runs, self.output, self.fresh)
@@ -143,7 +138,7 @@ def start(
     repeats: int = 3,
     fresh: bool = False,
 ) -> Page:
-    """Choose the device and the output folder, and say which. Raises Refused for a wrong parameter, naming it.
+    """Choose the device and the output folder, and show both. Raises Refused naming a wrong parameter.
 
     An empty model and lengths of None are the homework's on this device. A relative folder is in the project,
     wherever the notebook runs; a folder on Google Drive is mounted. Warnings are single sentences from here on.
@@ -177,7 +172,7 @@ def start(
 
 
 class _Teller:
-    """Turns what `lab.run` says into progress: which run of how many, and the seconds left.
+    """Turns `lab.run`'s messages into progress: the run's number, and the seconds left.
 
     Repeats take turns over the runs, so the seconds left are those of all runs together.
     """
@@ -196,7 +191,7 @@ class _Teller:
 
 
 def _in_every_table(runs: Mapping[str, RunSettings]) -> str:
-    """What the figures of these runs have in common, once for the page; saved tables and plots each repeat it."""
+    """The conditions these runs share, stated once on the page; saved tables and plots each repeat them."""
     settings = tuple(runs.values())
     first, work = settings[0], settings[0].workload
     batches = {run.workload.gpu_batch_size for run in settings}

@@ -21,7 +21,7 @@ from helpers.errors import Refused
 
 @dataclass(frozen=True)
 class Option:
-    """How people meet a field. `words` describes a value other than the default, `{}` standing for the value."""
+    """A field's user interface. `words` describes a value other than the default, `{}` standing for the value."""
 
     flag: str
     help: str
@@ -77,7 +77,7 @@ class Declared:
         return [self.option.flag, *(str(value).lower() if isinstance(value, bool) else str(value)).split(" ")]
 
     def parse(self, text: str) -> Any:
-        """The value that `text` stands for. Raises Refused naming the flag, the text and the rule."""
+        """Parse `text` as this option's value. Raises Refused naming the flag, the text and the rule."""
         rules = {int: "not a whole number", float: "not a number", bool: "neither true nor false"}
         if self.takes_words:
             return self.type.parse(text)
@@ -112,7 +112,7 @@ def declared(of: type[BaseModel], path: tuple[str, ...] = ()) -> tuple[Declared,
 
 
 def columns(settings: BaseModel) -> dict[str, Any]:
-    """Every option's value by its name, as a table's columns hold them."""
+    """Every option's value by its column name."""
     return {one.name: one.value_in(settings) for one in declared(type(settings))}
 
 

@@ -14,7 +14,7 @@ DEFAULT_OUTPUT = ROOT / "outputs"
 
 
 def folder(given: Any, what: str) -> Path:
-    """The absolute path of a folder, `~` expanded; it may not exist yet and isn't made.
+    """The absolute path of a folder, `~` expanded; it need not exist and isn't created.
 
     Raises Refused, starting with `what`, unless it is a path that can be a writable folder.
     """
@@ -53,7 +53,7 @@ def kind(path: Path) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Make a file and its folder. Raises Refused if it can't be written."""
+    """Create a file and its folder. Raises Refused if the file can't be written."""
     check_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def check_writable(path: Path) -> None:
 
 
 def try_out(path: Path, what: str) -> None:
-    """Check that files can be made where a folder is or will be. Raises Refused, starting with `what`."""
+    """Check that files can be created where a folder is or will be. Raises Refused, starting with `what`."""
     there = next(above for above in (path, *path.parents) if above.exists())
     try:
         with tempfile.TemporaryFile(dir=there):  # without a name where the file system allows

@@ -1,4 +1,4 @@
-"""The placement FlexGen makes of a split: the tier of each weight, and the bytes on each tier."""
+"""FlexGen's placement for a split: the tier of each weight, and the bytes on each tier."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _place_layer(layer: Layer, weights_gpu: int, weights_cpu: int, compress_weig
 
 
 def asked_and_achieved(model: OptModel, split: OffloadSplit, compress_weight: bool) -> dict[str, Any]:
-    """The split asked for next to the one FlexGen makes of it, as `place --json` prints them."""
+    """The split asked for next to the achieved one, as `place --json` prints them."""
     placement = place(model, split.weights_gpu, split.weights_cpu, compress_weight)
     return {
         "model": model.name,

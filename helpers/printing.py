@@ -1,4 +1,4 @@
-"""Figures for people: one line each, in at most 80 columns."""
+"""Print figures for people: one per line, in at most 80 columns."""
 
 from __future__ import annotations
 

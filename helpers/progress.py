@@ -1,4 +1,4 @@
-"""How far a notebook's runs are: its kernel writes it to a file, and the suite that started the kernel shows it."""
+"""A notebook's progress: its kernel writes it to a file, and the suite that started the kernel shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "OFFLOAD_LAB_PROGRESS"  # environment variable: the file's path, set by t
 
 
 class Progress(NamedTuple):
-    """The run at hand out of how many, what it is doing, and a forecast of the seconds left for all of them."""
+    """The current run's number, how many there are, the current phase, and the seconds left for all runs (forecast)."""
 
     run: int
     runs: int
@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 def tell(progress: Progress) -> None:
     """Write the progress where the suite looks for it; without a suite, do nothing."""
     if path := os.environ.get(FILE):
-        with suppress(OSError):  # a full disk stops a run that needs it, not its progress
+        with suppress(OSError):  # a full disk must not fail a run just for its progress
             paths.write_atomically(Path(path), json.dumps(progress))
 
 

@@ -1,4 +1,4 @@
-"""The record of a run, and the log that keeps one record a line."""
+"""The record of a run, and the log with one record per line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHOD_VERSION = 5
 FailureKind = Literal[
     "refused", "gpu_oom", "host_pin_oom", "host_oom", "killed", "timeout", "disk_full", "interrupted", "error"
 ]
-MOST_NAMED = 10  # of a log's broken lines
+MOST_NAMED = 10  # of each broken line shown in the warning
 # Figures outside these bounds mean a damaged record.
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Gib = Annotated[float, Field(ge=0, le=1e6)]
@@ -68,13 +68,9 @@ class MemorySeries(Frozen):
     time_s: tuple[float, ...]
     used_gib: tuple[float, ...]
 
-    @property
-    def peak_gib(self) -> float | None:
-        return max(self.used_gib, default=None)
-
 
 class Samples(Frozen):
-    """Everything sampled during a run. A part that this machine can't give is None, and `notes` says why."""
+    """Everything sampled during a run. Parts that this machine can't provide are None, and `notes` says why."""
 
     disk: DiskSeries | None = None
     gpu: MemorySeries | None = None
@@ -136,7 +132,7 @@ class Machine(Frozen):
     gpu_mem_gib: float | None = None
     platform: str = ""  # with the kernel's release
     mglru: str | None = None  # /sys/kernel/mm/lru_gen/enabled: another way of evicting page cache
-    disk_read_gb_s: float | None = None  # as a person states it
+    disk_read_gb_s: float | None = None  # as stated by the person
     profile: str | None = None  # the emulated tier's machine profile
 
 
@@ -155,7 +151,7 @@ class RunRecord(Frozen):
     started_at: str  # ISO 8601, UTC
     duration_s: float
     phases_s: dict[str, float] = {}  # start, context, pinning, weights, warm-up, measured, end: seconds of each
-    model_shape: OptModel | None = None  # of a model in a folder, which the record outlives
+    model_shape: OptModel | None = None  # for a model folder, which may be gone before the record is
     weights: str = ""  # where the weights came from
     prompt: str = ""  # where the prompt's token ids came from
     repeats: tuple[Repeat, ...] = ()
@@ -174,7 +170,7 @@ class RunRecord(Frozen):
 
     @property
     def counted(self) -> tuple[Repeat, ...]:
-        """The repeats that figures are taken from: those in which the emulated GPU kept its pace, or else all."""
+        """The repeats that count: those in which the emulated GPU kept its pace, or all if none did."""
         return tuple(repeat for repeat in self.repeats if not repeat.passes_behind) or self.repeats
 
     @property
@@ -262,7 +258,7 @@ class Sweep:
 
 
 class _ModelShape(BaseModel):
-    """The part of a record that says what model a folder held."""
+    """The part of a record that keeps a folder's model shape."""
 
     model_shape: OptModel
 

@@ -22,7 +22,7 @@ class Run(Frozen):
 
     run_id: str
     kind: Kind
-    source: str  # the machine that measured it, or the file that reports it
+    source: str  # the machine that measured it, or the file it came from
     sources: tuple[str, ...] = ()  # file and line of the figures, where they come from files
     settings: RunSettings
     assumed: tuple[str, ...] = ()  # options that the source doesn't state, taken to be the homework's
@@ -59,11 +59,11 @@ class Run(Frozen):
     started_at: str = ""  # ISO 8601, UTC
     command: str = ""
     notes: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()  # what looks wrong about figures from a file, or had to be concluded
+    remarks: tuple[str, ...] = ()  # suspicious figures from a file, and assumptions about them
 
     @property
     def named_by_person(self) -> bool:
-        """Whether `run_id` is a person's choice, for lack of a record of this lab."""
+        """Whether a person chose `run_id`, as there is no lab record."""
         return self.kind in ("quoted", "measured by you")
 
     @property

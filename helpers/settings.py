@@ -25,7 +25,7 @@ from helpers.errors import Refused
 from helpers.options import Option
 
 Percent = Annotated[int, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]  # anything above is a slip: no machine holds it
+Count = Annotated[int, Field(ge=1, le=1_000_000)]  # anything above is a typo: no machine could hold it
 
 # FlexGen's one benchmark sentence is 7 tokens; it pads shorter prompts and cannot cut longer ones.
 SHORTEST_PROMPT = 7
@@ -154,7 +154,7 @@ class OffloadSplit(Frozen):
 
 
 class Workload(Frozen):
-    """How much is generated: sequences per micro-batch, micro-batches, prompt and generated tokens."""
+    """The amount of work: sequences per micro-batch, micro-batches, prompt and generated tokens."""
 
     gpu_batch_size: Annotated[Count, Option("--gpu-batch-size", "sequences per micro-batch", always=True)] = 4
     num_gpu_batches: Annotated[
@@ -246,7 +246,7 @@ class RunSettings(Frozen):
     def _name_as_flexgen_spells_it(cls, name: str, info: ValidationInfo) -> str:
         if info.context and info.context.get("model_shape"):
             return name
-        if info.mode == "json":  # a record's name is settled: no folder of today's can change it
+        if info.mode == "json":  # a record's model name is final, whatever folder has that name today
             return name if os.path.isabs(name) else models.by_name(name).name
         return str(models.local_folder(name) or models.resolve(name).name)
 
@@ -288,7 +288,7 @@ class RunSettings(Frozen):
 
     @property
     def opt_model(self) -> models.OptModel:
-        """The model's shape, as it was when these settings were made."""
+        """The model's shape when these settings were created."""
         return self._opt_model
 
     @property
@@ -299,7 +299,7 @@ class RunSettings(Frozen):
     def flexgen_arguments(
         self, weights: str = "~/opt_weights", offload_dir: str = "~/flexgen_offload_dir"
     ) -> list[str]:
-        """FlexGen's own command line for this run, as one would type it."""
+        """FlexGen's own command line for this run, as typed in a shell."""
         name = self.opt_model.name
         model = name if "/" in name else f"facebook/{name}"
         command = [
@@ -320,7 +320,7 @@ class RunSettings(Frozen):
 
     @property
     def flexgen_command(self) -> str:
-        """FlexGen's command line, to paste into a shell. A comment names whatever of this run FlexGen lacks."""
+        """FlexGen's command line, to paste into a shell. A comment lists the options that FlexGen lacks."""
         # The shell finds the home folder only for a tilde that is not quoted.
         words = (word if word.startswith("~/") else shlex.quote(word) for word in self.flexgen_arguments())
         model = self.opt_model

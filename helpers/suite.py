@@ -1,4 +1,4 @@
-"""Every notebook through papermill, and the report of what they measured."""
+"""Run every notebook through papermill and report the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTEBOOKS = {
     "faster": "06_make_it_faster.ipynb",
 }
 NOTEBOOK_FOLDER = paths.ROOT / "notebooks"
-# A kernel that ends during a cell logs that nobody took the reply; what cells print or raise is not logged.
+# A kernel that ends during a cell logs an unread reply. Cells' own output and errors don't go through this log.
 QUIET = "--IPKernelApp.log_level=CRITICAL"
 LONGEST_SOCKET_NAME = 100  # bytes; Linux takes 107, macOS 103
 PROGRESS_EVERY_S = 0.5
@@ -79,7 +79,7 @@ def run(
             raise Refused(f"notebook {name!r}: choose from {', '.join(NOTEBOOKS)}")
         _check_parameters(NOTEBOOK_FOLDER / NOTEBOOKS[name], parameters)
     paths.check_writable(output_dir / results.LOG_NAME)
-    # Or each kernel's debugger, unused here, warns about Python's frozen modules.
+    # Keeps each kernel's unused debugger from warning about Python's frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     if fresh:
         _set_results_aside(output_dir)
@@ -95,7 +95,7 @@ def run(
 
 
 def write_report(output_dir: Path) -> list[Path]:
-    """The report of everything in the output folder's log. Raises Refused if the log is empty."""
+    """Write the report of everything in the output folder's log. Raises Refused if the log is empty."""
     return document.write(readers.read(output_dir / results.LOG_NAME), output_dir)
 
 
@@ -143,7 +143,7 @@ def _run_one(name: str, parameters: Mapping[str, Any], folder: Path) -> Notebook
 def _connection(folder: str) -> Config:
     """Connect to a kernel by sockets in a folder that only this user can enter.
 
-    TCP, Jupyter's default, is open to other users of the machine; it is used where the folder's name is too long.
+    TCP, Jupyter's default, is open to other users of the machine: a fallback for folders whose path is too long.
     """
     socket = os.path.join(os.path.abspath(folder), "kernel")
     if len(os.fsencode(f"{socket}-5")) > LONGEST_SOCKET_NAME:  # a kernel has five
@@ -166,7 +166,7 @@ def _set_results_aside(output_dir: Path) -> None:
 
 @contextmanager
 def _progress_shown(notebook: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Show what a notebook's kernel tells until the block ends: in place on a terminal, else a line for each run."""
+    """Show a notebook's progress until the block ends: in place on a terminal, else one line per run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "progress.json"
         os.environ[progress.FILE] = str(file)
@@ -201,7 +201,7 @@ def _watch(notebook: str, file: Path, ended: threading.Event, say: Callable[[str
 
 
 def in_a_line(notebook: str, now: progress.Progress | None, elapsed_s: float, columns: int = 120) -> str:
-    """The progress in one line, what changes first: a narrow terminal cuts the end off."""
+    """The progress in one line, changing parts first: a narrow terminal cuts the end off."""
     words = [notebook]
     if now:
         words += [f"run {now.run}/{now.runs}", now.phase]

@@ -24,7 +24,7 @@ WIDTH_PX = 700
 PIXELS_PER_INCH = 100
 SHARPNESS = 2  # a picture has this many pixels a side for each that it is shown at
 TIER_COLOURS = {"GPU": BLUE, "CPU": ORANGE, "disk": GREEN}
-INK, PALE = "#222222", "#f3f3f3"
+INK = "#222222"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -229,10 +228,3 @@ def _from_latencies(found: Found) -> None:
     figures = found.figures
     if "wall_time_s" not in figures and {"prefill_latency_s", "decode_latency_s"} <= set(figures):
         figures["wall_time_s"] = figures["prefill_latency_s"] + figures["decode_latency_s"]
-
-
-def read_file(path: Path) -> tuple[list[Found], list[str]]:
-    try:
-        return read(path.read_text(encoding="utf-8-sig"), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path}: not a readable UTF-8 text file ({error})") from error
