@@ -40,6 +40,11 @@ class Page:
     fresh: bool = False
 
     @property
+    def reference(self) -> RunSettings:
+        """The settings with everything on the GPU, for whatever all runs have in common."""
+        return self.settings(homework.QUESTIONS["q1"][:1])["q1-1"]
+
+    @property
     def profile(self) -> MachineProfile | None:
         """The machine that predictions are for, or None before notebook 00 has measured this GPU."""
         return forecast.profile_here(self.device, self.output)

@@ -1,1 +1,1 @@
-"""All that touches FlexGen: one process a run, and what starts, limits and stops it."""
+"""Everything that touches FlexGen: one process per run, and the code that starts, limits and stops it."""

@@ -1,8 +1,8 @@
-"""CUDA's caching allocator, as far as its statistics go: what `torch.cuda.max_memory_allocated` counts.
+"""A model of CUDA's caching allocator that reproduces its statistics, such as `torch.cuda.max_memory_allocated`.
 
 After c10/cuda/CUDACachingAllocator.cpp with its default settings: sizes are rounded up to 512 bytes; blocks come from
 segments of 2 MiB (up to 1 MiB) or 20 MiB (below 10 MiB), larger ones get a segment of their own, rounded up to 2 MiB.
-The smallest free block of the stream that is large enough is taken, and split unless too little would be left: then
+The smallest sufficient free block of the stream is taken, and split unless too little would be left: then
 all of it counts as allocated.
 """
 
@@ -64,7 +64,7 @@ class CachingAllocator:
             return self._allocated
 
     def add(self, storage: torch.UntypedStorage, stream: Hashable = None) -> None:
-        """Count a storage until nothing holds it; one that is counted already is left alone.
+        """Count a storage until it is freed; ignore one already counted.
 
         Raises torch.OutOfMemoryError, in CUDA's words, if it does not fit.
         """
@@ -128,7 +128,7 @@ class CachingAllocator:
             self._put_back(block)
 
     def _merge(self, first: Block, second: Block) -> Block:
-        """The two as one block; whichever was free leaves its pool."""
+        """Merge two blocks; whichever was free leaves its pool."""
         for block in (first, second):
             if block.is_free:
                 block.pool.remove(block.entry)

@@ -1,7 +1,7 @@
 """4-bit weights, compressed once by FlexGen's own function and kept next to the fp16 files.
 
-FlexGen compresses every weight again in every run with `--compress-weight`, on the CPU. What it stores is a function of
-the file alone: kept, it is the same byte for byte, and a quarter of the bytes are read.
+With `--compress-weight`, FlexGen compresses every weight again in every run, on the CPU. The result depends on
+the file alone, so a kept copy is the same byte for byte, and a quarter of the bytes are read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = "4-bit"  # in the folder of the fp16 files, so that weights made anew take it with them
+FOLDER = "4-bit"  # in the folder of the fp16 files, so that replacing the weights removes it too
 PARTS = ("values", "scales")  # packed uint8; minimum and scale of each group in fp16
 
 
 def keep(pytorch_backend: Any) -> None:
-    """Have FlexGen load kept 4-bit weights, and keep those that it compresses."""
+    """Make FlexGen load kept 4-bit weights, and keep those that it compresses."""
     load: Callable[[Any, str], None] = pytorch_backend.TorchTensor.load_from_np_file
 
     def load_from_np_file(tensor: Any, filename: str) -> None:
@@ -29,7 +29,7 @@ def keep(pytorch_backend: Any) -> None:
         parts = _kept(Path(filename), [part.shape for part in tensor.data[:2]])
         if parts is None:
             parts = _compress(pytorch_backend, tensor, filename)
-            with suppress(OSError):  # a full disk or a folder that can't be written: compressed in the next run again
+            with suppress(OSError):  # a full disk or an unwritable folder: the next run compresses it again
                 _write(Path(filename), parts)
         for part, array in zip(tensor.data[:2], parts):
             part.load_from_np(array)
@@ -51,7 +51,7 @@ def _paths(weights: Path) -> list[Path]:
 
 
 def _kept(weights: Path, shapes: list[tuple[int, ...]]) -> list[np.ndarray] | None:
-    """The kept values and scales, or None if there are none, or they are older than the weights or broken."""
+    """The kept values and scales, or None if missing, broken or older than the weights."""
     try:
         changed_ns = weights.stat().st_mtime_ns
         if any(path.stat().st_mtime_ns < changed_ns for path in _paths(weights)):

@@ -1,4 +1,4 @@
-"""How fast this thread's CPU core runs: launching kernels takes as long as the core lets Python take.
+"""Speed of this thread's CPU core, which determines how long Python takes to launch kernels.
 
 A virtual machine's core is half of a physical one. While someone else uses the other half, Python and every launch take
 up to twice as long. On H200 hosts, cores that had been busy for a while ran at full speed more often
@@ -15,7 +15,7 @@ BUSY_S = 1.0
 
 
 def keep_busy(seconds: float = BUSY_S) -> float:
-    """Keep the core busy; returns the seconds of its fastest loop."""
+    """Keep the core busy; return its fastest loop time in seconds."""
     until_s = time.monotonic() + seconds
     fastest_s = loop_s()
     while time.monotonic() < until_s:
@@ -24,7 +24,7 @@ def keep_busy(seconds: float = BUSY_S) -> float:
 
 
 def loop_s() -> float:
-    """Seconds of a fixed piece of Python."""
+    """Time a fixed piece of Python, in seconds."""
     began_s = time.perf_counter()
     for _ in range(LOOP_STEPS):
         pass

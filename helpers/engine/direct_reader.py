@@ -3,7 +3,7 @@
 FlexGen reads a weight through a memory map, page by page, one thread a tensor, and passes it on through a buffer of
 fp16, whatever its type. Here a weight is cut into parts of a few MiB that all copy threads share; each part is read
 into a pinned buffer in one request and copied to the GPU as the bytes it is, while the thread reads its next part.
-The tensors, their order and the moments at which FlexGen waits for them are its own.
+FlexGen still chooses the tensors, their order and when it waits for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PART_BYTES = 4 * 2**20
 # for each would cost more than it moves. They come through the page cache.
 SMALLEST_DIRECT_BYTES = 64 * 2**10
 LEAST_WORTH_A_NOTE = 0.02
-BUFFERS = 2  # of each copy thread: one is read into while the other is copied from
+BUFFERS = 2  # per copy thread: one is being filled while the other is copied from
 BUFFER_BYTES = PART_BYTES + ALIGNMENT
 
 
@@ -49,9 +49,9 @@ def cut(header: int, payload: int, part_bytes: int = PART_BYTES) -> list[tuple[i
 
 
 class DirectReader:
-    """Reads chosen tensors of FlexGen's disk; all else on its copy queue is left to FlexGen's own copy threads.
+    """Reads the chosen tensors from FlexGen's disk; FlexGen's copy threads do everything else on their queue.
 
-    `notes` says what could not be done as asked. `after_read` is called with the bytes of each read.
+    `notes` lists what could not be done as asked. `after_read` is called with the bytes of each read.
     """
 
     def __init__(self, after_read: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -59,7 +59,7 @@ class DirectReader:
         self.after_read = after_read
 
     def take_over(self, disk: Any, weights: Iterable[Any]) -> None:
-        """From now on copies of these tensors, which FlexGen has written, are cut into parts for the copy threads."""
+        """From now on, cut copies of these tensors, which FlexGen has written, into parts for the copy threads."""
         sizes = {weight.data: int(weight.bytes) for weight in weights}
         flags = self._flags(max(sizes, key=sizes.__getitem__)) if sizes else 0
         small = sum(size for size in sizes.values() if size < SMALLEST_DIRECT_BYTES) / max(sum(sizes.values()), 1)
@@ -81,7 +81,7 @@ class DirectReader:
         disk.submit_copy = submit_copy
 
     def _flags(self, path: str) -> int:
-        """How to open weights: with O_DIRECT, if the file system can read so."""
+        """Flags to open weights with: O_DIRECT if the file system supports it."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             try:
@@ -116,7 +116,7 @@ def _parts(path: str, payload: int, destination: Any, flags: int) -> list[Part]:
 
 
 class PartQueue:
-    """FlexGen's copy queue as one copy thread sees it: parts are served here, the thread gets what is left."""
+    """One copy thread's view of FlexGen's copy queue: it handles parts itself and returns all other items."""
 
     def __init__(self, queue: queues.Queue, reader: DirectReader) -> None:
         self.task_done = queue.task_done
@@ -164,7 +164,7 @@ class PartQueue:
         self._queue.task_done()
 
     def _free_buffer(self) -> Any:
-        """The buffer that was started to be copied from longest ago; all are made by the thread that uses them."""
+        """The buffer whose copy started longest ago; each thread creates its own."""
         if not self._buffers:
             self._buffers = aligned_buffers(BUFFERS, BUFFER_BYTES)
         self._buffers.append(self._buffers.pop(0))

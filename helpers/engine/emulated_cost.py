@@ -1,4 +1,4 @@
-"""The time and space of a run on the emulated GPU, known before it starts: every rate but the CPU's own is fixed."""
+"""Time and space of a run on the emulated GPU before it starts: every rate but the CPU's own is fixed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cost:
 
 
 def cost(settings: RunSettings, weights_are_kept: bool) -> Cost:
-    """What one repeat takes. Weights that aren't kept yet are written first."""
+    """The cost of one repeat, including writing weights that aren't kept yet."""
     model, work, split = settings.opt_model, settings.workload, settings.split
     placed = place(model, split.weights_gpu, split.weights_cpu, settings.compress_weight)
     predicted = time_model.predict(settings, EMULATED_T4)
@@ -62,7 +62,7 @@ def cost(settings: RunSettings, weights_are_kept: bool) -> Cost:
 
 
 def _cpu_s(settings: RunSettings, tokens: int) -> float:
-    """A pass on this CPU, which computes in fp32 what the emulated GPU computes."""
+    """Seconds of a pass's arithmetic on this CPU, which computes in fp32."""
     model, sequences = settings.opt_model, settings.workload.effective_batch
     weights = model.weight_bytes / FP16_BYTES
     steps = len(model.layers) * settings.workload.num_gpu_batches
@@ -70,7 +70,7 @@ def _cpu_s(settings: RunSettings, tokens: int) -> float:
 
 
 def check(settings: RunSettings, weights_are_kept: bool, allowance: MemoryAllowance, allow_long: bool) -> None:
-    """Raises Refused, with the figures, if the run does not fit in RAM, or takes long and that was not allowed."""
+    """Raises Refused, with the figures, if the run does not fit in RAM, or takes long without `allow_long`."""
     found = cost(settings, weights_are_kept)
     takes = (
         f"{settings.opt_model.name} on the emulated GPU would take {in_words(found.seconds)} a repeat, write "

@@ -1,7 +1,7 @@
-"""An emulated GPU: FlexGen's CUDA code, unchanged, on a CPU, with CUDA's memory statistics and paced in every rate.
+"""An emulated GPU: runs FlexGen's CUDA code unchanged on a CPU, with CUDA's memory statistics and paced rates.
 
 A tensor on the emulated GPU reports `cuda:0` as its device and carries a CPU tensor inside. Each operation runs on the
-inner tensor, so results are real. The pacer gives every matrix product and every copy the time that it takes on the
+inner tensor, so results are real. The pacer makes every matrix product and copy take as long as on the
 emulated machine, and the allocator counts memory as CUDA's does. Stand-ins for the parts of `torch.cuda` that FlexGen
 uses (streams, events, synchronization, memory statistics) complete it.
 """
@@ -145,7 +145,7 @@ def _unwrap(value: Any) -> Any:
 
 
 def _unwrap_index(value: Any) -> Any:
-    """As `_unwrap`, but CUDA takes index tensors from the host too."""
+    """Like `_unwrap`, but accepts index tensors on the host, as CUDA does."""
     if isinstance(value, tuple | list):
         return type(value)(_inner(part) for part in value)
     return _inner(value)
@@ -255,7 +255,7 @@ class _Event:
 
 
 def install(gpu: EmulatedGpu) -> None:
-    """Make this process's `torch.cuda` the emulated GPU, for good; for a worker process only."""
+    """Replace this process's `torch.cuda` with the emulated GPU, permanently; for worker processes only."""
     stand_ins = {
         "Stream": _Stream,
         "Event": lambda: _Event(gpu.pacer),
@@ -271,7 +271,7 @@ def install(gpu: EmulatedGpu) -> None:
 
 
 def pace_flexgen(gpu: EmulatedGpu, flex_opt: Any, pytorch_backend: Any, compression: Any) -> None:
-    """Tell the pacer about the steps of FlexGen that are not operations on tensors; for a worker process only."""
+    """Pace FlexGen's steps that aren't tensor operations; for worker processes only."""
     pacer = gpu.pacer
 
     def before(owner: Any, name: str, tell: Any) -> None:
@@ -293,7 +293,7 @@ def pace_flexgen(gpu: EmulatedGpu, flex_opt: Any, pytorch_backend: Any, compress
 
     def attend(device: Any, q: Any, k: Any, *others: Any) -> None:
         if not k.is_cuda:
-            pacer.attend_on_cpu(2 * 2 * k.numel())  # keys and values, were they fp16
+            pacer.attend_on_cpu(2 * 2 * k.numel())  # keys and values as fp16
 
     before(flex_opt.OptLM, "update_attention_mask", new_pass)
     before(flex_opt.OptLM, "compute_layer", lambda *step: pacer.launch_layer())

@@ -1,4 +1,4 @@
-"""Check that the FlexGen which Python imports is the release that the patches are made for."""
+"""Check that Python imports the FlexGen release that the patches are written for."""
 
 from __future__ import annotations
 

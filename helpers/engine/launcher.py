@@ -1,4 +1,4 @@
-"""Start a run in its own process, sample it, limit it, end all of it, and name what went wrong."""
+"""Start a run in its own process, sample and limit it, end all its processes, and explain failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOG_TAIL_LINES = 30
 PARENT_CHECK_S = 1.0
-MOST_PAUSED = 2  # repeats measured again because they stood still
+MOST_PAUSED = 2  # how often a repeat that stood still is measured again
 # Exit codes of a run that SIGKILL ended: its own, and multiprocessing's where the fork server has died.
 KILLED = {-signal.SIGKILL: "it was", 255: "it ended with the process that runs are forked from, which was"}
 LONGEST_SOCKET_FOLDER = 70  # bytes; a socket's path has 107 at most, and multiprocessing adds 31
@@ -40,7 +40,7 @@ LONGEST_SOCKET_FOLDER = 70  # bytes; a socket's path has 107 at most, and multip
 
 @dataclass
 class Outcome:
-    """What came of a run; `repeats` holds what was measured before a failure too."""
+    """The outcome of a run; after a failure, `repeats` still holds what was measured before it."""
 
     started_at: str
     origin_s: float  # of time.monotonic(): zero on the run's clock
@@ -244,7 +244,7 @@ def _listen(
         try:
             what, *content = pipe.recv()
         except (EOFError, OSError):
-            return None  # it died: the exit code says how
+            return None  # it died; see its exit code
         if what == "phase":
             name, moment_s = content
             outcome.phases_s[phase] = outcome.phases_s.get(phase, 0.0) + moment_s - since_s
@@ -272,7 +272,7 @@ def _end(process: Any) -> None:
     """End the run's whole process group and wait for it, which frees the GPU and its memory."""
     if process.pid is None:
         return
-    process.join(timeout=1)  # after its last message it ends by itself
+    process.join(timeout=1)  # it exits by itself after its last message
     try:
         group = os.getpgid(process.pid)
     except ProcessLookupError:
@@ -287,7 +287,7 @@ def _end(process: Any) -> None:
 
 
 def _server_death(settings: RunSettings, before: limits.MemoryAllowance, kills_before: int | None) -> Failure:
-    """Why the server that runs are forked from died before it could fork this one."""
+    """Why the fork server died before it could fork this run."""
     kills = limits.oom_kills()
     if kills_before is None or kills is None or kills <= kills_before:
         cause = torch_check.run().import_error

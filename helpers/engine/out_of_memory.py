@@ -1,4 +1,4 @@
-"""Explain a run that ran out of memory: its needs, the memory there was, and a way out."""
+"""Explain an out-of-memory failure: what the run needed, what was available, and a way out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The emulated machine's clock: every part works at the profile's rate, and threads sleep until it is done.
+"""The emulated machine's clock: every part works at the profile's rate, and threads sleep until it has finished.
 
-Each part (the GPU, PCIe in either direction, the disk) does one thing after another. Each thread has a moment that it
-has reached on the emulated machine, and sleeps until the real clock gets there wherever CUDA or the disk would make it
-wait. Moments add up from paced times alone, so a late wake-up is made up for by the next waits. Where the CPU can't
+Each part (the GPU, PCIe in either direction, the disk) does one thing at a time. Each thread has its own position in
+emulated time, and sleeps until the real clock catches up wherever CUDA or the disk would make it
+wait. Emulated time adds up paced times alone, so the next waits make up for a late wake-up. Where the CPU can't
 keep up, the pass counts as behind, and the next one starts from the real clock.
 """
 
@@ -23,8 +23,8 @@ OPERATORS_A_LAYER = 10  # a layer's launch time covers this many; a copy to the 
 class Pacer:
     """Paces one process from `begin()` on; until then (weights, warm-up) nothing waits.
 
-    `passes` has for each pass the seconds that each part was busy, by the time model's names of its terms. Parts
-    overlap: their sum is no latency.
+    `passes` holds the seconds that each part was busy in each pass, by the time model's term names. Parts
+    overlap, so these don't add up to the latency.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Pacer:
     # --- moments ----------------------------------------------------------------------------------------------------
 
     def begin(self, makes_up: bool = True) -> None:
-        """Start pacing. Without `makes_up`, waits after a late one are no shorter: for timers of single steps."""
+        """Start pacing. Without `makes_up`, a late wait doesn't shorten the next ones: for timers of single steps."""
         self._pacing, self._makes_up = True, makes_up
         self._here.reached_s = self._synchronized_s = self._clock()
 
     def next_pass(self) -> None:
-        """Close the books of the last pass and open the next one's."""
+        """Finish the accounts of the last pass and start the next one's."""
         if not self._pacing:
             return
         self._close_pass()
@@ -74,7 +74,7 @@ class Pacer:
         return {term: tuple(a_pass[term] for a_pass in self.passes) for term in terms}
 
     def synchronize(self) -> None:
-        """Wait until every part has done what it was given."""
+        """Wait until every part has finished its work."""
         if not self._pacing:
             return
         with self._lock:
@@ -98,7 +98,7 @@ class Pacer:
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Copies in here wait for nothing that is computed; on the default stream, operations follow one another."""
+        """Copies in this context don't wait for computation; on the default stream, operations run in order."""
         before = self._on_side_stream
         self._here.side_stream = True
         try:
@@ -191,7 +191,7 @@ class Pacer:
             self.wait_until(ended_s)
 
     def _occupy(self, part: str, seconds: float, since_s: float) -> float:
-        """Give a part some work that can start at `since_s`; returns when it will be done."""
+        """Give a part work that can start at `since_s`; return when it will finish."""
         with self._lock:
             self._free_at_s[part] = max(self._free_at_s[part], since_s) + seconds
             return self._free_at_s[part]

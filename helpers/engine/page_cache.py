@@ -1,4 +1,4 @@
-"""Cold reads: each file of the disk tier is dropped from the page cache as soon as FlexGen has read it."""
+"""Cold reads: drop each file of the disk tier from the page cache as soon as FlexGen has read it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write_back(path: str) -> None:
 
 
 class ColdReads:
-    """Keeps the disk tier out of the page cache, each copy thread for itself.
+    """Keeps the disk tier out of the page cache, separately for each copy thread.
 
-    Every memory map that a thread opens is noted. After the thread's copy, `drop_opened` unmaps their pages (the kernel
+    Notes every memory map that a thread opens. After the thread's copy, `drop_opened` unmaps their pages (the kernel
     keeps mapped pages) and drops them.
     """
 
@@ -39,7 +39,7 @@ class ColdReads:
         self._thread = threading.local()
 
     def watch_memory_maps(self) -> None:
-        """Note every file that NumPy maps in this process from now on: that is how FlexGen reads its disk tier."""
+        """Note every file that NumPy maps in this process from now on, since FlexGen reads its disk tier that way."""
         original = np.lib.format.open_memmap
 
         def open_memmap(filename: str, *args: Any, **kwargs: Any) -> np.memmap:

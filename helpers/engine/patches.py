@@ -117,8 +117,8 @@ def gather_in_memory(pytorch_backend: Any) -> None:
 
 
 def wait_where_nothing_overlaps(flex_opt: Any) -> None:
-    """With `--overlap false` FlexGen asks for a layer and computes with it at once. What a copy thread brings (from
-    disk, and to host memory that is not pinned) is not there yet: the tokens are wrong, and the times too short.
+    """With `--overlap false` FlexGen requests a layer and computes with it at once. Data from copy threads (from
+    disk, or to unpinned host memory) hasn't arrived yet: the tokens are wrong, and the times too short.
     """
     for name in ("load_weight", "load_cache", "store_cache"):
         setattr(flex_opt.OptLM, name, _then_wait(getattr(flex_opt.OptLM, name)))
@@ -164,8 +164,8 @@ def load_weights_side_by_side(
 
 def pinned_side_by_side() -> AbstractContextManager:
     """A copy thread asks CUDA for its 2 GiB of pinned memory; CUDA zeroes and pins one page after another, and one
-    thread's after the other's: 3.9 s in every run. Meanwhile this thread gets memory that it touches itself, beside the
-    others, and that CUDA then pins as it is: 0.8 s, and copies are as fast. Where CUDA does not, it is asked as before.
+    thread after another: 3.9 s in every run. Here each thread touches its own memory in parallel with the
+    others, and CUDA then pins it: 0.8 s, and copies are as fast. Where CUDA refuses, it allocates as before.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -177,13 +177,13 @@ def pinned_side_by_side() -> AbstractContextManager:
                 return function(*args, **kwargs)
             try:
                 buffer = function(*args, **kwargs | {"pin_memory": False})
-            except RuntimeError:  # no such memory: then CUDA says so
+            except RuntimeError:  # no such memory: leave the error to CUDA
                 return function(*args, **kwargs)
             buffer.view(torch.uint8)[:: mmap.PAGESIZE] = 0
             if not buffer.nbytes or int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)) == 0:
                 return buffer
             del buffer
-            with suppress(RuntimeError):  # CUDA tells this thread's last error at the next kernel
+            with suppress(RuntimeError):  # clear the error, or CUDA reports it at the next kernel
                 torch.ones(1, device="cuda")
             return function(*args, **kwargs)
 

@@ -5,4 +5,4 @@ from helpers.engine import patches, worker
 try:
     patches.import_flexgen()
 except Exception as error:  # not only ImportError: a missing library is an OSError, another NumPy's ABI a ValueError
-    worker.import_error = error  # the run fails with it; raised here, it would end the server without a word
+    worker.import_error = error  # each run reports it; raised here, it would end the server silently

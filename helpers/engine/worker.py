@@ -1,4 +1,4 @@
-"""The process of one repeat: FlexGen's own benchmark, measured as `run_flexgen` does it, reported as data.
+"""The process of one repeat: FlexGen's own benchmark, measured as in `run_flexgen` and reported as data.
 
 The launcher forks it from a server that has imported torch and FlexGen but not touched CUDA. It reports over a pipe, in
 tuples: ("phase", name, moment), ("repeat", {...}), ("done", {...}), ("failed", {...}).
@@ -48,7 +48,7 @@ class Job:
     """Everything a worker needs."""
 
     settings_json: str
-    environment: dict[str, str]  # the launcher's, which may have changed since the server started
+    environment: dict[str, str]  # the launcher's environment, which may have changed since the server started
     model: OptModel
     weights_path: Path
     prompt_ids: tuple[int, ...]
@@ -103,7 +103,7 @@ def _end_with_the_launcher() -> None:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The error as a record states it: its kind, the error in one line, and its traceback."""
+    """The error as stored in a record: its kind, the error in one line, and its traceback."""
     where = "".join(traceback.format_exception(error))
     return Failure(kind=kind_of(error), message=one_line(error), log_tail=where.rstrip())
 

@@ -25,7 +25,7 @@ CLOCK_WITH_SLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_REALTIME)  # time.
 
 @dataclass(frozen=True)
 class Pause:
-    """Between two samples, by time.monotonic(), the run stood still; `seconds` counts the machine's sleep too."""
+    """An interval between samples (time.monotonic()) in which the run stood still; `seconds` includes system sleep."""
 
     began_s: float
     ended_s: float
@@ -36,7 +36,7 @@ class Sampler:
     """Samples one run: `baseline()` before it, `start()`, `follow()` each of its processes, and `stop()` once, however
     the run ends.
 
-    Nothing here raises: whatever this machine can't provide, or breaks, becomes a note in the Samples, which keep
+    Nothing here raises: a missing or broken source becomes a note in the Samples, which keep
     everything sampled until then.
     """
 
@@ -56,7 +56,7 @@ class Sampler:
         self._live = {what: source for what, source in sources.items() if source is not None}
 
     def baseline(self, seconds: float = 0.5) -> None:
-        """Observe for some seconds what others do on this machine."""
+        """Observe other processes' activity on this machine for some seconds."""
         if self._gpu:
             self._attempt("GPU memory before the run", self._gpu.baseline)
         if self._disk:

@@ -1,4 +1,4 @@
-"""Disk reads over time: by sysstat's iostat where it is installed, else from the kernel's counters."""
+"""Disk reads over time, from sysstat's iostat if installed, else from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rates:
 
 
 def disk_counter(device: str | None) -> int | None:
-    """Bytes read from a device since boot; None where nothing counts them. Cheap: reads one small file."""
+    """Bytes read from a device since boot, or None without a counter. Cheap: reads one small file."""
     reading = _from_diskstats(device)
     return reading.read_bytes if reading and reading.counts else None
 
@@ -120,7 +120,7 @@ class IostatRow:
 
 
 def parse_iostat(lines: Iterable[str], device: str) -> Iterator[IostatRow]:
-    """The device's rows as they come, without the first, which is the mean since boot.
+    """Yield the device's rows as they arrive, except the first, which is the mean since boot.
 
     Looks columns up by the header above them, since versions rename, drop and reorder them. Skips everything but whole
     rows of the device with r/s and rkB/s.
@@ -253,7 +253,7 @@ class DiskReads:
         self.notes: list[str] = []
 
     def baseline(self, seconds: float) -> None:
-        """Measure for some seconds what others read before the run."""
+        """Measure other processes' reads for some seconds before the run."""
         first = self._reading()
         time.sleep(seconds)
         rates = rates_between(first, self._reading())
@@ -279,7 +279,7 @@ class DiskReads:
             self._run_reads[-1].append((run_bytes, reading.read_bytes))
 
     def next_process(self) -> None:
-        """The run continues in another process, whose reads count from zero."""
+        """Note that the run continues in another process, whose reads count from zero."""
         self._run_reads.append([])
 
     def series(self, origin_s: float, interval_s: float) -> DiskSeries | None:

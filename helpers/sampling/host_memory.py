@@ -1,4 +1,4 @@
-"""Host memory over time: what a process and its descendants hold."""
+"""Host memory over time, held by a process and its descendants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.units import GIB
 
 
 def process_tree(root: psutil.Process) -> list[psutil.Process]:
-    """A process and all its descendants that live now; none once it is gone."""
+    """A process and all its live descendants; empty once it is gone."""
     try:
         return [root, *root.children(recursive=True)]
     except psutil.Error:
