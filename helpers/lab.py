@@ -78,8 +78,8 @@ def run(
     A result is known if the log has a finished one for the same settings, machine and method; `fresh` ignores it.
     Each repeat is a process of its own, and repeats take turns over the settings, so that a disturbance affects all
     alike. A failed run is recorded with its reason, and the others go on. An interrupt ends the run in progress; what
-    was measured so far is recorded, and the interrupt is raised. `on_phase` gets the progress as text, instead of the progress
-    bar. `allow_long` allows emulated runs that take long or write much.
+    was measured so far is recorded, and the interrupt is raised. `on_phase` gets the progress as text, instead of
+    the progress bar. `allow_long` allows emulated runs that take long or write much.
 
     Raises Refused, before anything runs, if the log or the offload folder cannot be written.
     """

@@ -142,7 +142,7 @@ def test_this_machines_disk_is_the_one_that_findmnt_names(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no findmnt here")
     if not Path(source).is_block_device():
-        pytest.skip(f"{source} is no block device")
+        pytest.skip(f"{source} is not a block device")
     assert disks.disk_of(tmp_path).device == os.path.basename(os.path.realpath(source))
 
 

@@ -1,4 +1,4 @@
-"""Question 2: how far a larger batch spreads the cost of moving the weights, and where that must end."""
+"""Question 2: how well a larger batch amortises moving the weights, and where that ends."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _disk_part(classes: tuple[DiskClass, ...]) -> Part:
 
 
 def _disagreement(found: DiskClass) -> str:
-    """What speaks against the class: another reader, most samples, or the bytes."""
+    """Evidence against the class: another reader, most samples, or the bytes."""
     if another_reader(found.row.run):
         return "But another process was reading, too, so the peak may be its."
     if found.samples_disagreeing * 2 > found.samples:

@@ -61,7 +61,7 @@ class ReaderRun:
 
     @property
     def own_notes(self) -> tuple[str, ...]:
-        """What the direct reader couldn't do as asked."""
+        """Requests that the direct reader couldn't meet."""
         return tuple(note for note in self.run.notes if note.startswith(READER_NOTE))
 
 

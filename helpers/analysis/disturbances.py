@@ -6,7 +6,7 @@ import re
 
 from helpers.runs import Run
 
-# What a note says, and how it is put next to a figure. The pattern's group, if any, fills the braces.
+# A note's pattern, and its wording next to a figure. The pattern's group, if any, fills the braces.
 _NOTES = (
     (r"core (?:ran at|slowed down to) ([\d, ]+) %", "the CPU core ran at {} % of its full speed"),
     (
@@ -20,7 +20,7 @@ _NOTES = (
 
 
 def disturbance(run: Run) -> str:
-    """What disturbed the run, in a few words; "" if nothing is known to have."""
+    """The disturbance of the run in a few words; "" if none is known."""
     found = []
     for note in run.notes:
         for pattern, words in _NOTES:

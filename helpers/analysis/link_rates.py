@@ -1,4 +1,4 @@
-"""How fast PCIe and the disk tier are, and how long each part of a pass takes, as far as the rows decide it.
+"""Rates of PCIe and the disk tier, and the time of each part of a pass, as far as the rows determine them.
 
 A pass takes at least its longest part and at most the sum of its parts, because FlexGen overlaps copies with computing.
 So each row bounds each link: bytes / pass time from below, and bytes / (pass time - other parts) from above. Bytes from
@@ -102,7 +102,7 @@ def _pcie(times: Sequence[tuple[QuestionRow, Interval]], compute: Interval) -> I
     if not lows:
         return None
     low, high = max(lows), min(highs, default=math.inf)
-    return Interval(low, high if high >= low else math.inf)  # a row that contradicts the others bounds nothing
+    return Interval(low, high if high >= low else math.inf)  # ignore a row that contradicts the others
 
 
 def _parts(row: QuestionRow, whole: Value, compute: Interval, pcie: Interval | None) -> PassParts:

@@ -99,7 +99,7 @@ def homework_rows(runs: Iterable[Run]) -> Rows:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its id if it is a row of the homework or a person named it, else its settings in words."""
+    """A name for each run: its id if it is a homework row or a person named it, else its settings in words."""
     rows = homework_rows(runs)
     used = [*rows.by_id.values(), *rows.extras.values()]
     return [run.run_id if run.named_by_person or run in used else run.in_words for run in runs]
@@ -277,7 +277,7 @@ def _same_work(run: Run) -> tuple:
 
 
 def _differences(other: Run, run: Run) -> str:
-    """What keeps another run out of this run's campaign."""
+    """The differences that keep another run out of this run's campaign."""
     work, shape = other.workload, other.model_shape
     layers = f"{other.model} with {shape.num_layers} layers of width {shape.hidden_size}" if shape else other.model
     differ = (

@@ -1,4 +1,4 @@
-"""Figures that can't be as they are written down, each with the likely slip."""
+"""Spot impossible figures, and suggest the likely mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDING_GIB = 0.002
 
 
 def remarks_on(run: Run) -> tuple[str, ...]:
-    """What is odd about a run's figures; empty if nothing is."""
+    """Remarks on a run's implausible figures; empty if they all look right."""
     if run.status == "failed" or run.kind == "quoted":
         return ()
     found = (_iostat_units(run), _util(run), _peak(run), _wall_time(run), _breakdown(run), _speed(run))

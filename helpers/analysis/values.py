@@ -104,7 +104,7 @@ def ratio(a: Value | None, b: Value | None) -> Value | None:
 
 
 def possible(figure: float | None) -> TypeGuard[float]:
-    """Whether a figure is known and one that a machine can have: 1e300 token/s is a slip of the pen."""
+    """Whether a figure is known and physically possible: 1e300 token/s is a typo."""
     return figure is not None and 1e-9 <= figure <= 1e12
 
 
@@ -165,7 +165,7 @@ def visible_part(title: str, verdict: str, reasons: Iterable[str], details: str 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The worded answer to a question: first what is missing or was disturbed, then each part."""
+    """The worded answer to a question: first any gaps and disturbances, then each part."""
 
     question: ClassVar[str]
     rows: Rows

@@ -1,4 +1,4 @@
-"""What there is to explore: machines, the models to run on each, and the runs measured there."""
+"""The machines to explore, the models to run on each, and the runs measured there."""
 
 from __future__ import annotations
 

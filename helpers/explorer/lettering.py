@@ -1,4 +1,4 @@
-"""Text that is drawn quickly: each string's picture is kept, where matplotlib renders every glyph again."""
+"""Draw text quickly: cache each string's picture, where matplotlib renders every glyph again."""
 
 from __future__ import annotations
 

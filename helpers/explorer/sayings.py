@@ -1,4 +1,4 @@
-"""What the sliders say, as HTML."""
+"""The sliders' messages, as HTML."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class Explorer:
 
     @contextmanager
     def _busy(self, text: str) -> Iterator[None]:
-        """Say what is going on, and disable every control meanwhile."""
+        """Show a message and disable every control meanwhile."""
         self._say(text)
         buttons = (self.measure, self.best, self.batch_limit, self.reset, self.real, self.which)
         movable = (*self.controls.values(), *buttons)
@@ -348,7 +348,7 @@ class Explorer:
 
 
 def _outcome(record: RunRecord) -> tuple[str, bool]:
-    """What came of a run, and whether it failed."""
+    """The outcome of a run, and whether it failed."""
     if record.failure or record.total_throughput_tok_s is None:
         failure = record.failure
         return f"The run failed ({failure.kind}): {failure.message}" if failure else "The run has no figures.", True

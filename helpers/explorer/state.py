@@ -1,4 +1,4 @@
-"""What the controls are set to: a machine, changes to it that are only supposed, and a run."""
+"""The controls' state: a machine, hypothetical changes to it, and a run."""
 
 from __future__ import annotations
 

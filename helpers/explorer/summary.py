@@ -51,7 +51,7 @@ class Summary(Drawing):
             self.text(40 + full_px + 6, y, f"{share.asked_percent} % → {achieved}")
 
     def _paint_memory(self, memory: MemoryUse, y: float) -> None:
-        """What is needed of what there is, a bar of the parts, and the parts' names under it."""
+        """The memory needed and available, a bar of its parts, and their names under it."""
         need, most = bytes_in_words(memory.need_bytes), bytes_in_words(memory.most_bytes)
         said = (
             f"{memory.name}: {need if most == need else f'{need} to {most}'} of {bytes_in_words(memory.capacity_bytes)}"

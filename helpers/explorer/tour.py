@@ -1,4 +1,4 @@
-"""Tables and pictures for where nothing moves: the start of the sliders, and the homework's five splits."""
+"""Static tables and pictures: the start of the sliders, and the homework's five splits."""
 
 from __future__ import annotations
 

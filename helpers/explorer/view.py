@@ -1,4 +1,4 @@
-"""What is shown of a state: bytes, memory and time in numbers and words, without a picture."""
+"""A state's bytes, memory and time in numbers and words, without pictures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class View:
 
     @property
     def aside(self) -> str:
-        """What every title of a figure says of its numbers."""
+        """The qualifier that every figure's title adds to its numbers."""
         return ", emulated" * (self.state.machine == EMULATED) + ", hypothetical" * bool(self.state.what_if)
 
     @property

@@ -1,1 +1,1 @@
-"""What this machine is and can do: GPUs, memory and CPU limits, disks, measured and published rates."""
+"""This machine's capabilities: GPUs, memory and CPU limits, disks, measured and published rates."""

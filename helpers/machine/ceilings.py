@@ -1,4 +1,4 @@
-"""How fast this machine's parts are: measured ceilings."""
+"""Measured ceilings: the best rates of this machine's parts."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Rate:
 
 
 class MachineCeilings(Frozen):
-    """The best that parts of this machine did in a test; GB are 10^9 bytes. None: not applicable, see `notes`.
+    """The best measured rate of each part of this machine; GB are 10^9 bytes. None: not applicable, see `notes`.
 
-    `theoretical` is by the measured one's name; empty in what earlier versions have kept.
+    `theoretical` has the measured ones' names; it is empty in files from earlier versions.
     """
 
     machine: Machine
@@ -58,8 +58,8 @@ class MachineCeilings(Frozen):
 
 
 def measure_ceilings(device: Literal["cuda", "emulated"], folder: Path) -> MachineCeilings:
-    """Measure this machine in under a minute; a test that fails is None with a note. Leaves nothing in `folder`,
-    which is made if it is not there.
+    """Measure this machine in under a minute; a failed test gives None and a note. Leaves nothing in `folder`,
+    which is created if missing.
     """
     rates = read_rates(folder)
     measured = {name: rate.gb_s for name, rate in rates.items()}
@@ -88,7 +88,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _theoretical(device: Literal["cuda", "emulated"]) -> dict[str, Theoretical]:
-    """What the measured ceilings can be compared with, and where there is nothing, why."""
+    """Theoretical values for the measured ceilings, or the reason there is none."""
     disk = "not known: the provider's or the maker's, and nothing here says which"
     memory = "not known: host memory's, by channels and modules that nothing here says"
     links = dict.fromkeys((test.__name__ for test in GPU_TESTS), "none: no GPU in use")
@@ -102,7 +102,7 @@ def _theoretical(device: Literal["cuda", "emulated"]) -> dict[str, Theoretical]:
 
 
 def read_rates(folder: Path) -> dict[str, Rate]:
-    """What a folder's disk gives, and the page cache, by the ceilings' names: a file of random bytes is read 8 MiB at
+    """Read rates of a folder's disk and of the page cache, by ceiling name: a file of random bytes is read 8 MiB at
     a time in four threads, past the page cache (O_DIRECT) and from it; medians of up to three passes."""
     tests = {"disk_read_gb_s": _disk_rate, "page_cache_read_gb_s": _page_cache_rate}
     found = {}
@@ -150,7 +150,7 @@ def _page_cache_rate(path: Path) -> Rate:
 
 
 def drop_from_page_cache(path: Path) -> None:
-    """Have the next read of a file come from its disk, as far as the kernel follows the advice."""
+    """Advise the kernel to drop a file from the page cache, so that the next read comes from its disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)  # dirty pages stay
@@ -224,11 +224,11 @@ def _freeing_gpu_memory(test: Callable[[], float]) -> float:
     try:
         return test()
     finally:
-        torch.cuda.empty_cache()  # or this process would hold the test's buffers beside every later run
+        torch.cuda.empty_cache()  # or this process would keep the test's buffers during every later run
 
 
 def gpu_copy_gb_s() -> float:
-    """Device memory's rate: a copy within the GPU, bytes read plus bytes written, median of CUDA event times."""
+    """Device memory bandwidth: a copy within the GPU, bytes read plus bytes written, median of CUDA event times."""
     import torch
 
     source = torch.empty(_gpu_buffer_bytes(GIB), dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""Theoretical ceilings of a GPU and its link: by PCIe's own figures, by clock and width, or by NVIDIA's data sheet."""
+"""Theoretical ceilings of a GPU and its link, from PCIe's parameters, clock and bus width, or NVIDIA's data sheet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from helpers.settings import Frozen
 
 
 class Theoretical(Frozen):
-    """A theoretical ceiling in the unit of the measured one, and its source; None is unknown, and `source` says why."""
+    """A theoretical ceiling in the measured one's unit, and its source; None if unknown, and `source` says why."""
 
     value: float | None
     source: str
@@ -97,7 +97,7 @@ def _link(generation: int | None, width: int | None, also: str) -> Theoretical |
 
 
 def gpu_memory(plate: Nameplate) -> Theoretical:
-    """GB/s of the GPU's memory: by clock and bus where NVML says them, else by the data sheet."""
+    """GB/s of the GPU's memory: from clock and bus width if NVML reports them, else from the data sheet."""
     if why := _is_a_slice(plate):
         return Theoretical(value=None, source=why)
     sheet = _data_sheet(plate)
@@ -130,7 +130,7 @@ def fp16_products(plate: Nameplate) -> Theoretical:
         return Theoretical(
             value=None, source="not known: no data sheet of this name is kept, and NVML does not say cores and clock"
         )
-    if operations is None or (capability == (7, 5) and "RTX" not in name):  # Turing is made without tensor cores too
+    if operations is None or (capability == (7, 5) and "RTX" not in name):  # some Turing GPUs have no tensor cores
         return Theoretical(
             value=None,
             source="not known: no data sheet of this name is kept, nor what a core of "

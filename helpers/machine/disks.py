@@ -36,7 +36,7 @@ NETWORK_FILESYSTEMS = {
     "prl_fs",
     "vmhgfs",
 }
-# One file system may lie on several of these disks, and nothing tells which of them a read came from.
+# These file systems may span several disks, and a read can't be traced to one of them.
 OVER_SEVERAL_DISKS = {"btrfs", "bcachefs"}
 OVERLAYS = {"overlay", "aufs", "fuse.fuse-overlayfs"}
 # Without a device number of their own, and yet on this machine's disks; any other may be a network file system.
@@ -51,7 +51,7 @@ class Disk:
     """The block device whose counters count reads of files at a path, by its name in /proc/diskstats.
 
     `device` is None where there is none (memory, network) or where it is unknown; `found_by` says how it was found, or
-    why not. FUSE counts as network: what is behind it is unknown.
+    why not. FUSE counts as network, since its backing store is unknown.
     """
 
     device: str | None
@@ -111,7 +111,7 @@ def disk_of(path: Path) -> Disk:
 def find_disk(
     path: Path, number: tuple[int, int], mounts: Sequence[Mount], rows: Sequence[DiskCounters], sys: Path
 ) -> Disk:
-    """The disk behind `path`, whose files have the device `number` (major, minor), from what the kernel says."""
+    """The disk behind `path`, whose files have the device `number` (major, minor), from the kernel's files."""
     mount = mount_of(path, mounts)
     filesystem = mount.filesystem if mount else "unknown file system"
     if filesystem in MEMORY_FILESYSTEMS:
@@ -204,7 +204,7 @@ def whole_disks(rows: Sequence[DiskCounters]) -> list[str]:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that one may still write at a path, which need not exist yet."""
+    """Bytes that can still be written at a path, which need not exist yet."""
     return shutil.disk_usage(nearest_existing(path)).free
 
 

@@ -1,4 +1,4 @@
-"""The machine that the emulated GPU plays: a Colab T4 in slow motion."""
+"""The machine being emulated: a Colab T4 in slow motion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs that CUDA may use, by NVML, and by torch in a child process where NVML is in trouble."""
+"""The GPUs that CUDA may use, from NVML or, where NVML fails, from torch in a child process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Found:
 
 
 def cuda_available() -> bool:
-    """Whether CUDA can use a GPU that CUDA_VISIBLE_DEVICES doesn't hide. Asks torch if NVML is in trouble."""
+    """Whether CUDA can use a GPU that CUDA_VISIBLE_DEVICES doesn't hide. Asks torch if NVML fails."""
     found = look()
     return bool(found.gpus or (found.faults and torch_check.run().gpus))
 
@@ -69,7 +69,7 @@ def look() -> Found:
 
 
 def environment() -> dict[str, str]:
-    """Environment variables that hide GPUs in trouble from CUDA: with one of them, it may use no GPU at all."""
+    """Environment variables that hide faulty GPUs from CUDA, which might otherwise use no GPU at all."""
     found = look()
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in found.gpus)} if found.gpus and found.faults else {}
 

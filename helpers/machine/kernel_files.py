@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def read_text(path: Path) -> str:
-    """What a file of the kernel says; nothing where it is missing or not for this process to read."""
+    """The text of a kernel file; empty if it is missing or unreadable."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Memory and CPUs that this process may use, with cgroup limits and ulimit -v."""
+"""Memory and CPUs available to this process, with cgroup limits and ulimit -v."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cgroup_folders(controller: str, proc: Path) -> Iterator[tuple[Literal["v1", 
 
 @dataclass(frozen=True)
 class MemoryAllowance:
-    """Bytes of memory that this process may use in all, and that are free now; which limit binds each."""
+    """Bytes of memory that this process may use in total, and that are free now, with the limit that binds each."""
 
     total_bytes: int
     free_bytes: int
@@ -57,14 +57,14 @@ class MemoryAllowance:
 def memory_allowance(proc: Path = Path("/proc")) -> MemoryAllowance:
     """The least that the machine, each cgroup above this process (v2 and v1) and ulimit -v allow.
 
-    A cgroup's usage includes page cache; its inactive part is reclaimed before anything is refused, so it is free.
+    A cgroup's usage includes page cache; the inactive part is reclaimed before anything fails, so it counts as free.
     """
     limits = [_machine_memory(proc)]
     if (address_space := address_space_limit()) is not None:
         free = max(0, address_space - psutil.Process().memory_info().vms)
         limits.append((address_space, free, "address space, ulimit -v"))
     for version, folder in cgroup_folders("memory", proc):
-        # Over memory.high a cgroup is throttled until it hardly moves: a limit, too.
+        # Above memory.high a cgroup is throttled almost to a standstill, so it is a limit too.
         files = ("memory.max", "memory.high") if version == "v2" else ("memory.limit_in_bytes",)
         usage = "memory.current" if version == "v2" else "memory.usage_in_bytes"
         inactive_file = "inactive_file" if version == "v2" else "total_inactive_file"

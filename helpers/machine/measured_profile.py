@@ -10,7 +10,7 @@ from helpers.machine.profiles import T4_COLAB, T4_GCP, T4_GCP_CPUS, MachineProfi
 
 
 def from_ceilings(ceilings: MachineCeilings) -> MachineProfile:
-    """The profile of a measured machine: its ceilings, and t4-colab's numbers for the rest, marked as such. A few probe
+    """The profile of a measured machine: its ceilings, and t4-colab's numbers for the rest, so marked. A few probe
     runs improve it (`calibration.calibrate`). Raises Refused for a missing ceiling.
     """
     machine = ceilings.machine

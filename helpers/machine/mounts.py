@@ -21,7 +21,7 @@ class Mount:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """The mounts in the order of the file; a line that is none is skipped."""
+    """The mounts in the order of the file; malformed lines are skipped."""
     mounts = []
     for line in text.splitlines():
         before, separator, after = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""What a machine achieves, in one frozen value: named profiles with a source for each number, or a JSON file."""
+"""A machine's achieved rates as one frozen value: named profiles with a source for each number, or a JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.units import GIB, MIB
 CEILINGS_NAME = "machine.json"
 PROFILE_NAME = "machine-profile.json"
 
-SMALLEST, LARGEST = 1e-12, 1e12  # no machine is beyond these, where seconds and bytes would overflow
+SMALLEST, LARGEST = 1e-12, 1e12  # beyond any machine; keeps seconds and bytes from overflowing
 Rate = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 MOST_SHOWN = 200  # characters of a name in a message
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]

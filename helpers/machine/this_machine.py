@@ -1,4 +1,4 @@
-"""This machine, as a record names it."""
+"""This machine, as stored in records."""
 
 from __future__ import annotations
 

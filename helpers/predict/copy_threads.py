@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from helpers.predict.tensors import COPY_THREADS, block_bytes
 from helpers.units import MIB
 
-Owner = tuple[str, int, int]  # what the tensor is, its pass, its layer
+Owner = tuple[str, int, int]  # the kind of tensor, its pass, its layer
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def prediction_as_text(settings: RunSettings, found: Prediction, profile: Machin
 
 
 def what_does_not_fit(found: Prediction, profile: MachineProfile) -> str:
-    """Which memory a prediction needs more of than the machine has, in GiB."""
+    """The memory that a prediction exceeds, in GiB."""
     memories = (
         ("GPU memory", found.peak_gpu_mem_gib_range[1], profile.usable_gpu_bytes / GIB, profile.gpu_overhead_gib),
         ("host memory", found.host_mem_gib, profile.usable_host_bytes / GIB, profile.host_overhead_gib),
@@ -65,7 +65,7 @@ def what_does_not_fit(found: Prediction, profile: MachineProfile) -> str:
 
 
 def search_as_json(found: SearchResult, model: str, profile: MachineProfile) -> dict[str, Any]:
-    """The choices that `search --json` prints, the best one apart."""
+    """The choices that `search --json` prints, with the best one separate."""
     choices = [
         {
             "percent": str(choice.settings.split),

@@ -26,7 +26,7 @@ from helpers.units import GIB
 DEBUG_LAYER_STEPS = 20  # decode layer-steps of flex_opt's debug loops
 FOLLOWED_BLOCKS = 3  # transformer blocks followed; by the third the copy threads repeat themselves
 
-# What a peak is made of, in the order in which it is shown.
+# The parts of a peak, in display order.
 PARTS = (
     "weights",
     "kv cache",

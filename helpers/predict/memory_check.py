@@ -13,7 +13,7 @@ from helpers.units import GIB, MIB
 # torch's default workspace of cuBLAS (CublasHandlePool.cpp): :4096:8 from Hopper on, :4096:2:16:8 before.
 WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES = int(8.125 * MIB), 32 * MIB
 HOPPER = (9, 0)
-# Beside FlexGen's tensors a process holds Python, torch and CUDA's own: about this much on an H200.
+# On top of FlexGen's tensors a process holds Python, torch and CUDA: about this much on an H200.
 PROCESS_BYTES = 2 * GIB
 
 

@@ -1,4 +1,4 @@
-"""A machine's rates from measured runs: each such that its run takes as long as it did."""
+"""Fit a machine's rates to measured runs, so that each run's predicted time matches the measured one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.settings import RunSettings
 
 
 def calibrate(profile: MachineProfile, throughputs_tok_s: Mapping[RunSettings, float]) -> MachineProfile:
-    """The profile with the rates that these measured runs show: each run shows the rate of its bottleneck.
+    """The profile with rates fitted to these measured runs, each of which determines the rate of its bottleneck.
 
     Raises Refused if two runs have the same bottleneck, or if no rate makes a run as fast or slow as measured.
     """

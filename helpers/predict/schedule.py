@@ -18,7 +18,7 @@ from helpers.predict.tensors import COPY_BUFFER_BYTES, COPY_THREADS, CacheShape,
 from helpers.settings import RunSettings
 from helpers.units import GIB
 
-# What a pass is made of: parts of the machine, each with the profile's field that says how fast it is.
+# The terms of a pass: parts of the machine, each with the profile's field for its rate.
 TERMS = {
     "launch overhead": "layer_overhead_us",
     "GPU compute": "gpu_fp16_tflop_s",

@@ -38,7 +38,7 @@ _SWITCHES = tuple(product((False, True), repeat=3))
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting that fits the machine, and what it would do there."""
+    """A setting that fits the machine, with its prediction."""
 
     settings: RunSettings
     prediction: Prediction
@@ -60,7 +60,7 @@ class SearchResult:
 
     @property
     def lead(self) -> float | None:
-        """By which share the best is faster than the next one; None if there is no other."""
+        """By what share the best is faster than the runner-up; None without one."""
         if not self.runners_up:
             return None
         first, second = (one.prediction.total_throughput_tok_s for one in (self.best, self.runners_up[0]))

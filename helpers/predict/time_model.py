@@ -197,7 +197,7 @@ def _representative(settings: RunSettings) -> tuple[int, int]:
 
 
 def predict(settings: RunSettings, profile: MachineProfile) -> Prediction:
-    """What FlexGen's command would print for these settings on this machine, and the memory it would take."""
+    """Predict the figures FlexGen's command would print for these settings on this machine, and its memory use."""
     gpu, cpu = _representative(settings)
     if (gpu, cpu) != settings.split.percent[:2]:
         split = settings.split.model_copy(update={"weights_gpu": gpu, "weights_cpu": cpu})

@@ -1,4 +1,4 @@
-"""How plots are drawn: the figure with its title and provenance, bars and their labels, axes, and the saved PNG."""
+"""Shared drawing code: the figure with its title and provenance, bars and their labels, axes, and the saved PNG."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def bars(
 ) -> None:
     """Bars with their values on top and the range of repeats; a missing value leaves its place empty."""
     known = [(i + shift, value) for i, value in enumerate(values) if value is not None]
-    if not known:  # or the legend shows a colour that isn't there
+    if not known:  # or the legend would show an unused colour
         return
     heights = [value.value for _, value in known]
     errors = [[v.value - v.low for _, v in known], [v.high - v.value for _, v in known]]
@@ -132,7 +132,7 @@ def legend(axes: Axes) -> None:
 
 
 def row_labels(axes: Axes, rows: Sequence[QuestionRow], remarks: Sequence[str] = ()) -> None:
-    """Under each bar its run: the split asked for, below it the one achieved, what went wrong, and a remark."""
+    """Label each bar's run: the split asked for, the one achieved, any failure, and a remark."""
     labels = [_row_label(row) for row in rows]
     labels = [f"{label}\n{remark}".strip() for label, remark in zip(labels, remarks or [""] * len(rows))]
     axes.set_xticks(np.arange(len(rows)), labels)
@@ -149,5 +149,5 @@ def _row_label(row: QuestionRow) -> str:
 
 
 def said(pairs: Iterable[tuple[str, Value | None]]) -> str:
-    """Names with their values, for the words in place of a picture."""
+    """Names with their values, for a picture's alternative text."""
     return listed(f"{name} {plain(value.value) if value else 'no figure'}" for name, value in pairs) + "."

@@ -1,4 +1,4 @@
-"""A sweep next to the T4 hand-in's, figure by figure and ratio by ratio."""
+"""Compare a sweep with the T4 hand-in's, figure by figure and ratio by ratio."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _reference() -> tuple[Run, ...]:
 
 
 def same_figures(runs: Iterable[Run]) -> bool:
-    """Whether these are the reference's own figures, or there is no reference: then there is nothing to compare."""
+    """Whether these are the reference's own figures, or there is no reference, which leaves nothing to compare."""
 
     def figures(rows: Rows) -> dict:
         return {

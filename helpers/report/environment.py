@@ -162,7 +162,7 @@ def details(runs: Sequence[Run]) -> str:
 
 
 def remarks(runs: Sequence[Run]) -> str:
-    """What looks wrong about figures from files, and what had to be assumed (Markdown); "" if nothing."""
+    """Suspicious figures from files, and assumptions made about them (Markdown); "" if there are none."""
     lines = [
         f"- {in_line(name)}: {in_line(remark)}"
         for name, run in zip(matching.names(runs), runs)

@@ -10,7 +10,7 @@ from pathlib import Path
 from helpers import paths
 from helpers.errors import Refused
 
-# An underscore is in no account's name on GitHub: what is not stamped yet points to nobody's code.
+# GitHub account names can't contain an underscore, so an unstamped badge points to nobody's code.
 UNSTAMPED = "YOUR_NAME/offload-lab"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]+"
 
@@ -28,7 +28,7 @@ def badge(repository: str, path: str) -> str:
 def stamp(repository: str, root: Path = paths.ROOT) -> list[Path]:
     """Have every badge and first cell point to `repository`; returns the files that changed.
 
-    Raises Refused for what is no `owner/name` on GitHub.
+    Raises Refused unless it is an `owner/name` on GitHub.
     """
     if not re.fullmatch(REPOSITORY, repository):
         raise Refused(f"repository {repository!r}: not OWNER/NAME as GitHub has it")

@@ -1,4 +1,4 @@
-"""What each notebook's first cell calls: install what is missing, then check the machine.
+"""Called by each notebook's first cell: install missing packages, then check the machine.
 
 Imports nothing but the standard library until that is done.
 """
@@ -15,7 +15,7 @@ DRIVE = Path("/content/drive")
 
 
 def set_up() -> None:
-    """Make this machine ready and print one line a check. Raises Refused if a package can't be installed."""
+    """Set up this machine and print one line per check. Raises Refused if a package can't be installed."""
     packages.install_missing(paths.ROOT / "requirements.txt")
     if packages.on_colab():
         packages.install_iostat()

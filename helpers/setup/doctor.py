@@ -1,4 +1,4 @@
-"""Check whether this machine is ready, and how long the homework will take on it: one line a check."""
+"""Check whether this machine is ready and how long the homework will take: one line per check."""
 
 from __future__ import annotations
 

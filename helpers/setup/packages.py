@@ -1,4 +1,4 @@
-"""Install the packages that are missing, and change none of those that are there. Needs only the standard library."""
+"""Install missing packages without changing installed ones. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from helpers.errors import Refused
 
 APT_LIMIT_S = 120.0
-# Opens notebooks: where this runs, one is open.
+# Needed only to open notebooks, and one is already open.
 NOT_IN_A_NOTEBOOK = {"jupyter"}
 # Versions that pip can compare (PEP 440); a system package may have another kind, which can't be a constraint.
 VERSION = re.compile(r"v?(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?", re.IGNORECASE)
@@ -28,9 +28,9 @@ def on_colab() -> bool:
 
 
 def install_missing(requirements: Path, say: Callable[[str], None] = print) -> list[str]:
-    """Install what a requirements file names and this Python lacks; what is there already keeps its version.
+    """Install a requirements file's missing packages; installed ones keep their versions.
 
-    Returns what was installed, as `name version`. Raises Refused with pip's own reason if that cannot be done; pip
+    Returns the installed packages as `name version`. Raises Refused with pip's own reason if that cannot be done; pip
     has then changed nothing.
     """
     lacking = missing(requirements)

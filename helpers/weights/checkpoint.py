@@ -14,7 +14,7 @@ import numpy as np
 from helpers.errors import Refused
 from helpers.units import MIB
 
-# In this order: a safetensors file can hold nothing but tensors.
+# Safetensors first, since such a file can hold nothing but tensors.
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 CONFIG_FILE = "config.json"
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer.json")
@@ -126,7 +126,7 @@ def _open(file: Path) -> list[StoredTensor]:
         return _open_safetensors(file) if file.suffix == ".safetensors" else _open_bin(file)
     except Refused:
         raise
-    except Exception as error:  # torch raises whatever the bytes made it trip over
+    except Exception as error:  # damaged bytes can make torch raise anything
         raise Refused(f"{file}: can't be read as weights ({_short(error)}); copy or download it again") from error
 
 
@@ -171,5 +171,5 @@ def _check_not_lfs_pointer(file: Path) -> None:
 
 
 def _short(error: Exception) -> str:
-    """An error on one line: a damaged file may have put megabytes of itself into the message."""
+    """An error on one line, cut short: a damaged file can put megabytes into the message."""
     return " ".join(f"{type(error).__name__}: {str(error)[:200]}".split())

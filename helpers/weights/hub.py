@@ -247,7 +247,7 @@ def _list(repo: str, revision: str | None) -> dict[str, Any]:
 
 
 def _get(repo: str, revision: str | None, names: tuple[str, ...]) -> dict[str, Any]:
-    """Download files; an interrupted one begins anew, those that are there stay."""
+    """Download files; interrupted ones start over, complete ones are kept."""
     import huggingface_hub
 
     files = [huggingface_hub.hf_hub_download(repo, name, revision=revision) for name in names]
@@ -279,7 +279,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _failure(error: BaseException, repo: str) -> Failed:
-    """Put a library's exception, and those that caused it, in words."""
+    """Describe a library's exception and its causes in words."""
     from huggingface_hub import constants
 
     if isinstance(error, Failed):
@@ -334,9 +334,9 @@ def _failure_of_status(status: int, gated: bool, error: Any, repo: str, host: st
 
 
 def _leave_with_the_parent() -> None:
-    sys.stdin.read()  # returns when the parent closes it, or is gone
+    sys.stdin.read()  # returns when the parent closes it or dies
     for file in psutil.Process().open_files():
-        if file.path.endswith(".incomplete"):  # huggingface_hub never goes on with another process's
+        if file.path.endswith(".incomplete"):  # huggingface_hub never resumes another process's download
             Path(file.path).unlink(missing_ok=True)
     os._exit(1)
 

@@ -54,7 +54,7 @@ class Source:
 
 
 def prepare(model_name: str, say: Callable[[str], None] = print, home_dir: Path | None = None) -> Weights:
-    """The weights of a known model, or of a transformers folder, complete and checked.
+    """Prepare the weights of a known model or a transformers folder, complete and checked.
 
     The first call for a model downloads and converts, or generates; later ones check each file's header and size, and
     make the weights again if one is broken. A model that the hub can't provide gets synthetic weights, and `source`
@@ -79,7 +79,7 @@ def prepare(model_name: str, say: Callable[[str], None] = print, home_dir: Path 
 
 
 def kept(model_name: str, home_dir: Path | None = None) -> str | None:
-    """Where a known model's weights came from, if `prepare` would use those on disk as they are.
+    """Where a known model's weights came from, if `prepare` would use the ones on disk unchanged.
 
     Reads headers only, and changes nothing.
     """
@@ -207,13 +207,13 @@ def _keep(
 
 def _remove(folder: Path) -> None:
     if folder.is_symlink():
-        folder.unlink()  # it leads to somebody's own files
+        folder.unlink()  # a link to the user's own files
     elif folder.exists():
         shutil.rmtree(folder)
 
 
 def broken_files(target: Path, model: OptModel) -> dict[str, str]:
-    """What is wrong with which file of a weights folder, by name, shape, dtype and size; reads headers only."""
+    """The problem of each broken file in a weights folder, by name, shape, dtype and size; reads headers only."""
     faults = {name: _fault(target / name, shape) for name, shape in model.files.items()}
     return {name: fault for name, fault in faults.items() if fault}
 
@@ -224,7 +224,7 @@ def _fault(file: Path, shape: tuple[int, ...]) -> str | None:
         size = file.stat().st_size
     except FileNotFoundError:
         return "missing"
-    except Exception as error:  # NumPy raises whatever the bytes of a header made it trip over
+    except Exception as error:  # a damaged header can make NumPy raise anything
         return f"unreadable ({(str(error).splitlines() or [type(error).__name__])[0][:200]})"
     if values.dtype != np.float16:
         return f"dtype {values.dtype}, not float16"
@@ -239,7 +239,7 @@ def _fault(file: Path, shape: tuple[int, ...]) -> str | None:
 
 
 def _write_all(partial: Path, target: Path, model: OptModel, source: Source, say: Callable[[str], None]) -> None:
-    """Write every tensor and the provenance to `partial`, which becomes `target` when it is complete."""
+    """Write every tensor and the provenance to `partial`, then rename it to `target`."""
     needed = _bytes_of(model)
     _check_space(model.name, {target.parent: needed})
     say(f"{model.name}: writing weights, {needed / GIB:.2f} GiB, to {target}")
@@ -283,7 +283,7 @@ def _read_provenance(target: Path) -> dict[str, Any] | None:
 
 
 def _check_space(what: str, needed: dict[Path, int]) -> None:
-    """Raises Refused if the disks that hold these folders lack the bytes that each folder is to receive."""
+    """Raises Refused if these folders' disks lack room for the bytes each will receive."""
     by_disk: dict[int, list[Path]] = {}
     for folder in needed:
         by_disk.setdefault(disks.nearest_existing(folder).stat().st_dev, []).append(folder)

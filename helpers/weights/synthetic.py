@@ -1,4 +1,4 @@
-"""Random weights at a real model's scale, for machines that cannot have the real ones."""
+"""Random weights at a real model's scale, for machines that can't get the real ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _mean_and_deviation(name: str, shape: tuple[int, ...]) -> tuple[float, float
         return 1.0, VECTOR_SCALE
     if len(shape) == 2 and ".embed_" not in name:
         # 1 / sqrt(hidden size) keeps what goes through a matrix at its scale, whatever the width (opt-1.3b: 0.022).
-        # So a block adds about 1.5 to each activation, far from fp16's 65,504 even after 96 of them; and beside
-        # that the embeddings' 0.02 is small, so a token's own embedding does not make it its own successor.
+        # So a block adds about 1.5 to each activation, far from fp16's 65,504 even after 96 of them. Next to
+        # that, the embeddings' 0.02 is too small for a token's own embedding to make it its own successor.
         return 0.0, min(shape) ** -0.5
     return 0.0, VECTOR_SCALE

@@ -23,7 +23,7 @@ from helpers.settings import RunSettings
 REFERENCES = paths.ROOT / "outputs" / "reference"
 LARGE, LARGEST_TEXT = 10**7, 2**30  # bytes
 _SKIPPED_FOLDERS = ("tables", "figures", "notebooks", "machine")  # of this lab's own output folder
-# What a source that doesn't state it is taken to have run.
+# Assumed where a source doesn't state it.
 ASSUMED = {"model": homework.MODEL["cuda"], **homework.WORKLOAD["cuda"].model_dump()}
 
 

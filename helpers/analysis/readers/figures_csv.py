@@ -14,7 +14,7 @@ from helpers.analysis.readers.found import Found, Where
 from helpers.errors import Refused
 from helpers.settings import OffloadSplit, RunSettings, in_one_line
 
-# Beyond these a figure is a slip of the pen, and arithmetic with it overflows.
+# Figures beyond these are typos, and would overflow arithmetic.
 Positive = Annotated[float, Field(ge=1e-12, le=1e12)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12)]
 
@@ -70,7 +70,7 @@ class FiguresRow(BaseModel):
     notes: str | None = None
 
 
-# What people call the columns, letters and digits only; `_` stands for anything else.
+# Common names for the columns, letters and digits only; `_` stands for anything else.
 _ALIASES = {
     "run_id": ("run", "name", "id", "setting", "config"),
     "percent": ("percentage", "percentages", "split", "offload_split"),
