@@ -37,7 +37,7 @@ LONG_CACHE = Workload(gpu_batch_size=10, num_gpu_batches=1, prompt_len=112, gen_
         ("100 0 0 0 0 100", Workload(gpu_batch_size=2, num_gpu_batches=2, prompt_len=8, gen_len=2), {}),
     ],
 )
-def test_flexgen_runs_in_fitted_buffers_and_gives_the_same_tokens(percent, workload, options, tmp_path):
+def test_fitted_buffers_give_the_same_tokens(percent, workload, options, tmp_path):
     """A buffer that is too small ends the run: FlexGen cannot give it the tensor's shape."""
     stock = done(run_one(mini(percent, workload, **options), tmp_path))
     fitted = done(run_one(mini(percent, workload, copy_buffer="fit", **options), tmp_path))
@@ -54,7 +54,7 @@ def test_flexgen_runs_in_fitted_buffers_and_gives_the_same_tokens(percent, workl
         ("0 0 100 0 100 0", {"disk_reader": "direct"}),
     ],
 )
-def test_flexgen_runs_without_buffers_where_nothing_passes_through_them(percent, options, tmp_path):
+def test_flexgen_leaves_out_buffers_that_nothing_uses(percent, options, tmp_path):
     """It would end at the first tensor for which there is no room."""
     settings = mini(percent, SHORT, **options)
     assert copy_buffer_elements(settings) == 0
@@ -110,7 +110,7 @@ def allowance(free_gib):
     return MemoryAllowance(int(16 * GIB), int(free_gib * GIB), "RAM of this machine", "cgroup v2 limit /x/memory.max")
 
 
-def test_what_does_not_fit_is_refused_with_both_figures_and_the_way_out():
+def test_refusal_names_both_figures_and_a_way_out():
     with pytest.raises(Refused) as refusal:
         memory_check.check_host(cuda("0 0 100 0 100 0"), allowance(7.5))
     text = str(refusal.value)
@@ -119,8 +119,8 @@ def test_what_does_not_fit_is_refused_with_both_figures_and_the_way_out():
     assert memory_check.check_host(cuda("0 0 100 0 100 0", copy_buffer="fit"), allowance(7.5)) == []
 
 
-def test_a_run_that_leaves_the_buffers_out_does_not_need_room_for_them():
-    """`test_flexgen_runs_without_buffers_where_nothing_passes_through_them` is such a run."""
+def test_buffers_left_out_need_no_memory():
+    """`test_flexgen_leaves_out_buffers_that_nothing_uses` is such a run."""
     for percent in ("100 0 100 0 100 0", "50 50 100 0 100 0"):
         assert copy_buffer_elements(cuda(percent)) == 0
         assert memory_check.check_host(cuda(percent), allowance(4)) == []

@@ -118,7 +118,7 @@ numbers = st.none() | st.integers(0, 10**6)
         st.none() | st.tuples(st.integers(0, 13), st.integers(0, 9)),
     )
 )
-def test_whatever_nvml_says_each_ceiling_is_a_positive_number_or_a_reason(plate):
+def test_each_ceiling_is_a_positive_number_or_a_reason(plate):
     for found in data_sheets.of_gpu(plate).values():
         assert found.source and (found.value is None) == found.source.startswith("not known: ")
         assert found.value is None or found.value > 0
@@ -219,7 +219,7 @@ def test_what_a_real_h200_told_of_itself():
     )
 
 
-def test_ceilings_kept_without_theoretical_ones_are_read_and_shown():
+def test_ceilings_without_theoretical_values_are_shown():
     table = tables.ceilings(measured())
     assert measured().theoretical == {} and table.frame["theoretical"].isna().all()
     assert set(table.shown["Theoretical"]) == {"—"} and "not kept" in table.markdown
@@ -239,7 +239,7 @@ def test_more_than_theory_is_said():
     assert "more was measured" in tables.ceilings(measured(theoretical=data_sheets.of_gpu(slower))).markdown
 
 
-def test_on_a_machine_without_a_gpu_the_table_says_that_there_is_none(tmp_path, monkeypatch):
+def test_the_ceilings_table_reports_a_missing_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(ceilings, "TEST_FILE_BYTES", 4 * ceilings.BLOCK_BYTES)
     found = ceilings.measure_ceilings("emulated", tmp_path)
     assert all(one.value is None for one in found.theoretical.values())

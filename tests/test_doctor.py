@@ -29,7 +29,7 @@ def test_looking_changes_nothing(tmp_path, checks):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_packages_that_these_tests_run_with_are_the_right_ones(checks):
+def test_installed_packages_match_the_requirements(checks):
     assert checks["packages"].status == "OK" and "flexgen 0.1.8" in checks["packages"].text
 
 

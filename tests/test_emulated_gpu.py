@@ -130,7 +130,7 @@ def test_results_are_the_cpus(gpu, operation):
         lambda x: x.add_(x),
     ],
 )
-def test_an_operation_in_place_gives_its_own_tensor_and_takes_no_memory(gpu, change):
+def test_in_place_operations_allocate_nothing(gpu, change):
     tensor = on_gpu(4, 4)
     before = tensor.cpu()
     allocated = gpu.memory.allocated

@@ -77,7 +77,7 @@ def rows(text: str, device: str = "vda") -> list[disk.IostatRow]:
 
 
 @pytest.mark.parametrize("text", VERSIONS.values(), ids=VERSIONS)
-def test_every_version_gives_the_same_figures_and_not_the_mean_since_boot(text):
+def test_every_version_parses_alike_without_the_boot_mean(text):
     (row,) = rows(text)
     assert (row.reads_per_s, row.read_kib_per_s, row.util_percent) == (259.0, 921600.0, 25.6)
     # avgrq-sz of old versions mixes reads and writes, in sectors: 735 KiB here, where reads were 3558.
@@ -95,7 +95,7 @@ def test_only_the_device_itself_counts():
     assert rows(SYSSTAT_12, "vda1") == rows(SYSSTAT_12, "vd") == []
 
 
-def test_util_may_pass_100_and_an_interval_without_reads_has_no_request_size():
+def test_util_above_100_and_idle_intervals_are_accepted():
     head = "Device r/s rkB/s rareq-sz %util\nvda 1 1 1 1\n"
     assert rows(head + "vda 5.00 20.00 4.00 100.40\n")[0].util_percent == 100.4
     assert rows(head + "vda 0.00 0.00 0.00 0.00\n")[0] == disk.IostatRow(0.0, 0.0, None, 0.0)
@@ -380,7 +380,7 @@ def test_an_iostat_that_fails_leaves_the_kernels_counters(fake_disk, fake_iostat
     assert any("iostat gave no report" in note for note in samples.notes)
 
 
-def test_an_iostat_that_dies_midway_is_continued_by_the_kernels_counters(fake_disk, fake_iostat, monkeypatch):
+def test_kernel_counters_take_over_when_iostat_dies(fake_disk, fake_iostat, monkeypatch):
     monkeypatch.setattr(disk, "IOSTAT_INTERVAL_S", 0.02)
     fake_iostat("cat $text; exit 7", SYSSTAT_12)
     samples = sampled(fake_disk, lambda s: has_ended(s) and len(s._disk._readings) > 20)
@@ -390,7 +390,7 @@ def test_an_iostat_that_dies_midway_is_continued_by_the_kernels_counters(fake_di
     assert any("1 report " in note and "exit status 7" in note for note in samples.notes)
 
 
-def test_an_iostat_that_will_not_end_is_ended_with_all_that_it_started(fake_disk, fake_iostat):
+def test_a_stuck_iostat_is_killed_with_its_children(fake_disk, fake_iostat):
     fake_iostat("trap '' TERM; cat $text; sleep 60; sleep 61", SYSSTAT_12)
     seen = []
 

@@ -162,7 +162,7 @@ def test_tokens_are_transformers(percent, workload, options, tmp_path):
     assert len(record.repeats) == 1 and len(record.repeats[0].pass_latencies_s) == workload.gen_len
 
 
-def test_sparse_attention_gives_the_same_tokens_wherever_its_cache_lies(tmp_path):
+def test_sparse_attention_gives_the_same_tokens_on_every_tier(tmp_path):
     """What is left out of a cache does not depend on its tier. One row in 33 is few enough to matter."""
     runs = {
         (percent, on_cpu): run_one(mini(percent, LONG, attn_sparsity=0.03, cpu_cache_compute=on_cpu), tmp_path)
@@ -175,7 +175,7 @@ def test_sparse_attention_gives_the_same_tokens_wherever_its_cache_lies(tmp_path
     assert len(found) == LONG.gen_len and found != expected(LONG.prompt_len, LONG.gen_len)[0]
 
 
-def test_a_compressed_cache_gives_the_same_tokens_wherever_it_lies(tmp_path):
+def test_a_compressed_cache_gives_the_same_tokens_on_every_tier(tmp_path):
     runs = {
         (percent, on_cpu): run_one(mini(percent, LONG, compress_cache=True, cpu_cache_compute=on_cpu), tmp_path)
         for percent in ("100 0 100 0 100 0", "100 0 0 100 100 0", "100 0 0 0 100 0")

@@ -211,7 +211,7 @@ def test_offload_files_on_fuse_are_noted(fuse):
     assert not lab._check(mini(), lab.describe_machine("emulated"), fuse / "offload")  # nothing goes there
 
 
-def test_doctor_warns_of_fuse_and_finds_that_this_one_cannot_be_written(fuse, monkeypatch):
+def test_doctor_warns_of_fuse_and_an_unwritable_mount(fuse, monkeypatch):
     (check,) = [check for check in doctor.check(offload_root=fuse) if check.name == "disk"]
     assert check.status == "FAIL" and "Function not implemented" in check.text
     monkeypatch.setattr(doctor.paths, "try_out", lambda *_: None)
@@ -222,7 +222,7 @@ def test_doctor_warns_of_fuse_and_finds_that_this_one_cannot_be_written(fuse, mo
 # ---- the log's disk fills up
 
 
-def test_a_record_that_cannot_be_kept_is_said_and_earlier_ones_are_kept(tmp_path, command_line):
+def test_an_unwritable_record_is_reported_and_earlier_ones_kept(tmp_path, command_line):
     """The output folder's disk fills up between two runs: one sentence, and no half record counts."""
     small = tmp_path / "small"
     small.mkdir()

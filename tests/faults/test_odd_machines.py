@@ -150,7 +150,7 @@ def test_a_locale(locale, command_line, tmp_path):
     assert "FlexGen" in (tmp_path / "berícht" / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_checkout_at_a_path_with_spaces_and_letters_of_every_kind(command_line, tmp_path):
+def test_a_checkout_path_may_hold_spaces_and_any_letters(command_line, tmp_path):
     checkout = tmp_path / ODD_NAME / "my lab"
     shutil.copytree(paths.ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
     output = tmp_path / ODD_NAME / "out put"
@@ -325,7 +325,7 @@ def test_pinning_that_fails_beside_an_empty_gpu_is_the_hosts(monkeypatch):
     assert failure.kind == "host_pin_oom" and "1.00 GiB of 8.00 GiB were free" in failure.message
 
 
-def test_a_run_too_large_for_an_empty_gpu_is_told_to_put_less_there(monkeypatch):
+def test_a_run_too_large_for_the_gpu_suggests_offloading(monkeypatch):
     FakeDriver(monkeypatch, Gpu())
     failure = out_of_memory.explained(Failure(kind="gpu_oom", message="CUDA out of memory"), ON_GPU, ROOMY)
     assert "put less on the GPU" in failure.message
