@@ -30,4 +30,5 @@ CELL
 fi
 "$venv/bin/python" -m helpers run --device emulated --output "$output" --fresh
 "$venv/bin/python" -m pytest
+"$venv/bin/python" -m pytest -m long tests/test_colab.py
 echo "Colab's packages on Python $version: done"

@@ -295,7 +295,7 @@ def test_the_peak_is_the_same_every_time(tmp_path):
     settings = mini("50 50 100 0 100 0", repeats=3)
     first = done(run_one(settings, tmp_path))
     second = done(run_one(settings, tmp_path, fresh=True))
-    alone = done(run_one(mini("50 50 100 0 100 0", repeats=1), tmp_path))
+    alone = done(run_one(mini("50 50 100 0 100 0", repeats=1), tmp_path, fresh=True))
     peaks = {repeat.peak_gpu_mem_gib for record in (first, second, alone) for repeat in record.repeats}
     assert [len(record.repeats) for record in (first, second, alone)] == [3, 3, 1]
     assert peaks == {first.peak_gpu_mem_gib}

@@ -354,6 +354,6 @@ def test_both_disks_are_asked_for_the_download_and_the_conversion(server, opt_ti
     """The cache and the converted weights are on one disk here: it must hold both."""
     download = 4 << 20
     monkeypatch.setattr(disks, "free_bytes", lambda path: download + (1 << 18))
-    with pytest.raises(Refused, match="GiB are needed in .*hf.* and .*home"):
+    with pytest.raises(Refused, match="iB are needed in .*hf.* and .*home"):
         store.prepare("opt-tiny", print, tmp_path / "home")
     assert fetched(server) == []

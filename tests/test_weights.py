@@ -531,7 +531,7 @@ def test_of_two_at_once_one_prepares_and_the_other_waits_for_it(tmp_path):
 
 def test_a_disk_too_small_is_refused_up_front_with_both_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(disks, "free_bytes", lambda path: 3 * 2**20)
-    with pytest.raises(Refused, match=r"0\.01 GiB are needed in .*, 0\.00 GiB are free"):
+    with pytest.raises(Refused, match=r"\d\.\d MiB are needed in .*, 3\.0 MiB are free"):
         store.prepare("opt-mini", quietly, tmp_path)
     assert not list(tmp_path.rglob("*-np"))
 
@@ -570,6 +570,7 @@ def synthetic_opt(model: models.OptModel) -> OPTForCausalLM:
             ffn_dim=4 * model.hidden_size,
             num_attention_heads=model.num_heads,
             word_embed_proj_dim=model.hidden_size,
+            max_position_embeddings=model.max_positions,
         )
     )
     opt.load_state_dict(state)

@@ -21,7 +21,7 @@ from helpers.errors import Refused
 from helpers.home import home, locked
 from helpers.machine import disks
 from helpers.models import FP16_BYTES, OptModel
-from helpers.units import GIB
+from helpers.units import GIB, MIB
 from helpers.weights import checkpoint, hub, synthetic
 from helpers.weights.prompt import FIXED_PROMPT, fixed_ids, prompt_of
 
@@ -290,8 +290,10 @@ def _check_space(what: str, needed: dict[Path, int]) -> None:
     for folders in by_disk.values():
         wanted, free = sum(needed[folder] for folder in folders), disks.free_bytes(folders[0])
         if wanted > free:
+            unit, name = (GIB, "GiB") if wanted >= 0.1 * GIB else (MIB, "MiB")
             raise Refused(
-                f"{what}: {wanted / GIB:.2f} GiB are needed in {' and '.join(map(str, folders))}, {free / GIB:.2f} GiB "
+                f"{what}: {wanted / unit:.1f} {name} are needed in {' and '.join(map(str, folders))}, "
+                f"{free / unit:.1f} {name} "
                 "are free there; free some, or set OFFLOAD_LAB_HOME (and HF_HOME) to a folder on a larger disk"
             )
 

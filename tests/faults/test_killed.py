@@ -91,7 +91,7 @@ def moments(seed: int, count: int) -> list[float]:
 
 
 def test_the_program_is_killed_at_random_moments(command_line, tmp_path):
-    kill_and_go_on(command_line, tmp_path, moments(seed=6, count=8))
+    kill_and_go_on(command_line, tmp_path, moments(seed=6, count=2))
 
 
 @pytest.mark.long
@@ -130,8 +130,10 @@ def test_the_suite_is_killed_at_random_moments(command_line, tmp_path):
     "end",
     [
         lambda program: os.killpg(program.pid, signal.SIGINT),  # Ctrl-C, as a terminal does: to all in the foreground
-        lambda program: program.terminate(),
-        lambda program: program.send_signal(signal.SIGHUP),  # its terminal is closed
+        pytest.param(lambda program: program.terminate(), marks=pytest.mark.long),
+        pytest.param(
+            lambda program: program.send_signal(signal.SIGHUP), marks=pytest.mark.long
+        ),  # its terminal is closed
     ],
 )
 def test_a_suite_that_is_asked_to_end_says_so_and_keeps_what_was_measured(end, command_line, tmp_path):
