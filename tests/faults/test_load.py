@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import statistics
 import threading
 import time
 
@@ -124,18 +123,14 @@ def held() -> dict[str, float]:
     }
 
 
-def sweep(count: int, output, offload) -> list[float]:
-    """Runs that differ in the length of their prompt, one call each, as cells of a notebook make them; seconds each."""
-    seconds = []
+def sweep(count: int, output, offload) -> None:
+    """Runs that differ in the length of their prompt, one call each, as cells of a notebook make them."""
     for number in range(count):
         work = Workload(gpu_batch_size=1, prompt_len=8 + number % 400, gen_len=2 + number // 400)
-        began = time.monotonic()
         (record,) = lab.run(mini(workload=work), output, offload_root=offload, say=quiet).records.values()
-        seconds.append(time.monotonic() - began)
         done(record)
         if number % 10 == 9:
             document.write(readers.read(output / results.LOG_NAME), output)
-    return seconds
 
 
 def assert_nothing_piles_up(count, tmp_path, shortest_baseline, monkeypatch):
@@ -145,25 +140,21 @@ def assert_nothing_piles_up(count, tmp_path, shortest_baseline, monkeypatch):
     warm = max(10, count // 10)
     sweep(warm, tmp_path / "warm", tmp_path / "offload")  # imports, fonts, caches
     before = held()
-    seconds = sweep(count, tmp_path / "out", tmp_path / "offload")
+    sweep(count, tmp_path / "out", tmp_path / "offload")
     after = held()
     print(before, after, sep="\n")
     for what in ("processes", "threads", "file handles", "file handles of the server", "figures"):
         assert after[what] <= before[what], f"{what}: {before[what]} before {count} runs, {after[what]} after"
     for what in ("MiB", "MiB of the server"):
         assert after[what] - before[what] < 20 + 0.2 * count, what
-    tenth = max(4, count // 10)
-    first, last = statistics.median(seconds[:tenth]), statistics.median(seconds[-tenth:])
-    print(f"a run: {first:.2f} s at first, {last:.2f} s at last")
-    assert last < 2 * first + 0.5, f"a run took {first:.2f} s at first and {last:.2f} s at last"
     assert not (tmp_path / "offload").exists()
 
 
-def test_a_sweep_leaves_nothing_behind_and_does_not_slow_down(tmp_path, monkeypatch):
+def test_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
     assert_nothing_piles_up(40, tmp_path, True, monkeypatch)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_a_sweep_of_500_runs_leaves_nothing_behind_and_does_not_slow_down(tmp_path, monkeypatch):
+def test_a_sweep_of_500_runs_leaves_nothing_behind(tmp_path, monkeypatch):
     assert_nothing_piles_up(500, tmp_path, False, monkeypatch)
