@@ -53,7 +53,7 @@ def test_a_storage_takes_a_block_of_a_segment(size, reserved, allocated):
     assert (memory.reserved, memory.allocated) == (reserved, allocated) and held
 
 
-def test_the_smallest_free_block_that_is_large_enough_is_taken_whole_if_little_would_be_left():
+def test_a_block_is_not_split_if_little_would_be_left():
     memory = CachingAllocator()
     held = counted(memory, 6 * MIB, 4 * MIB, 4 * MIB, 6 * MIB)  # one segment of 20 MiB
     assert memory.reserved == 20 * MIB

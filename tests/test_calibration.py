@@ -88,7 +88,7 @@ def test_a_found_machine_predicts_other_models_and_splits(machine):
         assert time_model.predict(other, found).total_throughput_tok_s == pytest.approx(wanted, rel=0.05)
 
 
-def test_reads_without_an_overhead_that_files_could_have_show_the_rate_alone():
+def test_reads_without_file_overhead_give_only_the_rate():
     """Attention's loads shorter than their bytes' share of the MLP's: noise, and no overhead comes out of it."""
     machine = from_ceilings(CEILINGS)
     settings = calibration.probes()["page_cache_gb_s"]
@@ -103,7 +103,7 @@ def test_reads_faster_than_the_link_are_refused():
         rates.with_page_cache_of(from_ceilings(CEILINGS), settings, Loads(attention_s=1e-5, mlp_s=1e-5))
 
 
-def test_repeats_on_a_core_that_others_used_show_nothing_where_there_is_another():
+def test_repeats_on_a_shared_core_are_ignored_if_others_exist():
     machine = from_ceilings(CEILINGS)
     settings = calibration.probes()["layer_overhead_us"]
     slow, quick = (played(settings, machine.model_copy(update={"layer_overhead_us": us})) for us in (600.0, 300.0))
@@ -114,7 +114,7 @@ def test_repeats_on_a_core_that_others_used_show_nothing_where_there_is_another(
     assert calibration.with_probe(machine, "layer_overhead_us", alone).layer_overhead_us == pytest.approx(600, rel=0.01)
 
 
-def test_kernels_that_a_kind_of_run_loads_are_no_part_of_its_rate():
+def test_kernel_loading_is_not_part_of_the_rate():
     """4-bit weights have kernels of their own, loaded in the first decode pass of a probe of eight."""
     machine = from_ceilings(CEILINGS).model_copy(update={"layer_overhead_us": 300.0, "dequantize_overhead_us": 150.0})
     record = played(calibration.probes()["dequantize_overhead_us"], machine)
@@ -129,7 +129,7 @@ def test_kernels_that_a_kind_of_run_loads_are_no_part_of_its_rate():
     assert found.dequantize_overhead_us == pytest.approx(150.0, rel=0.01)
 
 
-def test_a_probe_that_failed_or_shows_nothing_leaves_the_ceiling_and_says_so(monkeypatch, tmp_path):
+def test_a_failed_probe_keeps_the_ceiling_with_a_message(monkeypatch, tmp_path):
     machine = from_ceilings(CEILINGS).model_copy(update=dict.fromkeys(RATES, 1.0) | {"layer_overhead_us": 300.0})
     records = {field: played(settings, machine) for field, settings in calibration.probes().items()}
     failure = {"kind": "gpu_oom", "message": "no room"}

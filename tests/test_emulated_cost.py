@@ -27,7 +27,7 @@ def test_the_homework_is_quick_and_small(name, run):
 
 
 @pytest.mark.parametrize("percent", ["0 50 100 0 100 0", "0 0 100 0 100 0"])
-def test_a_large_model_is_refused_with_its_time_and_space_unless_allowed(percent, monkeypatch):
+def test_a_large_model_is_refused_unless_allowed(percent, monkeypatch):
     monkeypatch.setattr(emulated_cost, "LONGEST_S", 300.0)
     settings = mini(percent, model="opt-30b")
     with pytest.raises(Refused, match=r"opt-30b .* about \d+ h .* write 5\d\.\d GiB .*--allow-long"):
@@ -35,7 +35,7 @@ def test_a_large_model_is_refused_with_its_time_and_space_unless_allowed(percent
     check(settings, False, PLENTY, allow_long=True)
 
 
-def test_what_does_not_fit_in_ram_is_refused_even_if_long_runs_are_allowed():
+def test_a_run_beyond_ram_is_always_refused():
     settings = mini(model="opt-6.7b")
     with pytest.raises(Refused, match="8.0 GiB are free"):
         check(settings, True, MemoryAllowance(8 * GIB, 8 * GIB, "RAM", "RAM"), allow_long=True)

@@ -14,7 +14,7 @@ from helpers import home
 from helpers.errors import Refused
 
 
-def test_home_is_where_the_environment_says_else_the_cache_else_the_temporary_folder(tmp_path, monkeypatch):
+def test_home_falls_back_to_the_cache_then_to_tmp(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFLOAD_LAB_HOME", str(tmp_path / "a" / "b"))
     assert home.home() == tmp_path / "a" / "b"
     monkeypatch.delenv("OFFLOAD_LAB_HOME")

@@ -296,7 +296,7 @@ def test_without_huggingface_hub_that_is_the_reason(server, tmp_path, monkeypatc
 # ---------------------------------------------------------------- as weights
 
 
-def test_hub_weights_are_converted_once_and_then_need_neither_hub_nor_cache(server, opt_tiny, tmp_path):
+def test_converted_weights_need_neither_hub_nor_cache(server, opt_tiny, tmp_path):
     prepared = store.prepare("opt-tiny", print, tmp_path / "home")
     assert prepared.source == f"hub: facebook/opt-tiny@{COMMIT}"
     for name, shape in TINY.files.items():

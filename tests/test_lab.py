@@ -146,7 +146,7 @@ def test_a_run_needs_no_network(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("output", ["/proc/nowhere", "a file/below it", "a file"])
-def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_runs(output, tmp_path, no_run):
+def test_an_unwritable_output_folder_is_refused_first(output, tmp_path, no_run):
     (tmp_path / "a file").write_text("")
     with pytest.raises(Refused) as refused:
         lab.run(mini(), tmp_path / output, say=quiet)

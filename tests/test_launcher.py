@@ -73,9 +73,7 @@ def test_a_signal_is_named(monkeypatch, tmp_path, root, how, name):
     assert name in failed(run_one(LONG, tmp_path, offload_root=root), "killed").failure.message
 
 
-def test_without_the_server_that_runs_are_forked_from_a_run_ends_and_the_next_has_a_new_one(
-    monkeypatch, tmp_path, root
-):
+def test_a_dead_fork_server_fails_one_run_and_is_replaced(monkeypatch, tmp_path, root):
     seen = []
 
     def kill_server():
@@ -184,7 +182,7 @@ def test_an_error_in_a_copy_thread_ends_the_run_with_that_error(monkeypatch, tmp
     assert_nothing_is_left(root)
 
 
-def test_weights_damaged_during_a_run_fail_it_and_are_whole_for_the_next(monkeypatch, tmp_path, root):
+def test_weights_damaged_during_a_run_are_repaired_for_the_next(monkeypatch, tmp_path, root):
     folder = store.prepare("opt-mini", quiet).path / "opt-mini-np"
 
     def damage():

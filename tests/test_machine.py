@@ -418,7 +418,7 @@ def test_the_disks_ceiling_comes_from_the_disk(tmp_path, small_test_file):
     assert ceilings._bytes_from_storage() - before >= ceilings.TEST_FILE_BYTES
 
 
-def test_where_o_direct_is_refused_the_page_cache_is_dropped_and_both_are_said(tmp_path, small_test_file, monkeypatch):
+def test_without_o_direct_the_page_cache_is_dropped(tmp_path, small_test_file, monkeypatch):
     monkeypatch.delattr(os, "O_DIRECT")
     before = ceilings._bytes_from_storage()
     rate = ceilings.read_rates(tmp_path)["disk_read_gb_s"]

@@ -124,7 +124,7 @@ def any_run(draw, model="opt-1.3b"):
 
 @given(any_run())
 @budget(max_examples=60, deadline=None)
-def test_a_peak_holds_what_lives_on_the_gpu_and_is_what_its_parts_add_up_to(settings):
+def test_a_peak_is_the_sum_of_its_parts(settings):
     peak = peak_gpu_memory(settings, T4_WORKSPACE)
     split, work, model = settings.split, settings.workload, settings.opt_model
     resident = place(model, split.weights_gpu, split.weights_cpu, settings.compress_weight).bytes_by_tier["gpu"]

@@ -141,7 +141,7 @@ def test_a_name_that_means_nothing_is_refused_with_the_choices(name):
     assert repr(name) in message and "opt-125m" in message and "opt-175b" in message and "\n" not in message
 
 
-def test_the_model_that_flexgen_does_not_implement_is_refused_with_its_neighbours():
+def test_an_unimplemented_model_is_refused_with_its_neighbours():
     with pytest.raises(Refused, match="FlexGen does not implement it.*opt-125m, opt-1.3b"):
         models.resolve("facebook/opt-350m")
 

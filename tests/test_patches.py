@@ -278,7 +278,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_a_pinned_buffer_is_memory_of_this_process_in_place_from_its_first_page_to_its_last(monkeypatch):
+def test_a_pinned_buffer_is_fully_resident(monkeypatch):
     cuda = Cuda()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     before = resident_bytes()

@@ -134,7 +134,7 @@ def test_a_log_reads_back_with_the_options_in_its_name(flexgen, one):
     assert path.name in run.sources[0]
 
 
-def test_records_of_one_log_may_run_together_and_a_projected_one_is_left_out(flexgen, tmp_path):
+def test_records_may_run_together_and_projections_are_skipped(flexgen, tmp_path):
     path = tmp_path / log_name(flexgen, DISK)
     path.write_text(record(DISK, 1.0, 2.0) + record(DISK, 9.0, 90.0, projected=True) + "\n" + record(DISK, 1.5, 2.5))
     collected = readers.collect([path])
@@ -142,7 +142,7 @@ def test_records_of_one_log_may_run_together_and_a_projected_one_is_left_out(fle
     assert "projected" in collected.remarks[0]
 
 
-def test_a_breakdown_gets_its_timers_from_the_terminal_and_its_options_from_the_log(flexgen, tmp_path):
+def test_a_breakdown_joins_terminal_timers_and_log_options(flexgen, tmp_path):
     (tmp_path / log_name(flexgen, DISK)).write_text(record(DISK, 1.0, 2.0) + "\n" + record(DISK, 1.25, 30.0, True))
     (tmp_path / "terminal.txt").write_text(printed(DISK, record(DISK, 1.25, 30.0, True), TIMERS))
     plain, breakdown = readers.collect([tmp_path]).runs

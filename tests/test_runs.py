@@ -91,7 +91,7 @@ def test_a_peak_rate_is_no_less_than_the_mean_of_its_repeat():
     assert point.disk_rkb_s_peak == pytest.approx(1000.0)
 
 
-def test_reads_that_no_sample_within_a_repeat_saw_leave_the_size_of_requests_unknown():
+def test_unsampled_reads_have_an_unknown_request_size():
     """The disk's own count says that there were some: none of them is a peak of 0."""
     within = disk_series(
         time_s=(10.5, 12.0, 15.5),
@@ -108,7 +108,7 @@ def test_reads_that_no_sample_within_a_repeat_saw_leave_the_size_of_requests_unk
     assert point.disk_r_s_peak is point.disk_rareq_kb_peak is point.disk_util_percent_peak is None
 
 
-def test_a_run_with_another_disk_reader_is_no_row_of_the_homework():
+def test_a_run_with_another_disk_reader_is_not_a_homework_row():
     direct = make_record(settings={"disk_reader": "direct"})
     rows = matching.homework_rows([from_record("a", direct)])
     assert not rows.by_id and not rows.extras
@@ -119,7 +119,7 @@ def test_no_disk_samples_is_unknown_not_zero():
     assert point.disk_r_s_peak is None and point.disk_rkb_s_peak is None
 
 
-def test_a_failed_record_is_a_point_with_its_reason_and_no_figures():
+def test_a_failed_record_has_a_reason_and_no_figures():
     failed = make_record(status="failed", failure=Failure(kind="gpu_oom", message="CUDA out of memory"))
     point = from_record("a", failed)
     assert point.status == "failed" and "gpu_oom" in point.reason and "CUDA out of memory" in point.reason

@@ -162,7 +162,7 @@ def test_more_positions_than_the_model_has_are_refused(model):
         ("50 50 100 0 100 0", {"model": "gpt2"}, "'gpt2'"),
     ],
 )
-def test_an_option_that_flexgen_cannot_run_is_refused_with_its_value(percent, options, named):
+def test_an_unsupported_option_is_refused_with_its_value(percent, options, named):
     assert named in refusal(mini, percent, **options)
 
 
@@ -221,7 +221,7 @@ def test_a_shell_reads_the_command_as_the_same_words_in_the_users_home(settings)
     assert ("exists in this lab only" in command) == (settings.opt_model in models.SYNTHETIC_MODELS)
 
 
-def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_name(tmp_path):
+def test_a_model_folders_command_says_flexgen_lacks_it(tmp_path):
     folder = tmp_path / "my model"
     save_config(folder)
     command = mini(model=str(folder)).flexgen_command
@@ -237,7 +237,7 @@ def test_the_command_of_a_model_from_a_folder_says_that_flexgen_has_none_of_its_
         ({"page_cache": "cold", "disk_reader": "direct"}, "--page-cache cold --disk-reader direct"),
     ],
 )
-def test_the_command_of_a_run_that_flexgen_cannot_make_says_what_it_lacks(options, flags):
+def test_a_command_lists_the_options_flexgen_lacks(options, flags):
     command = mini("0 0 100 0 100 0", model="opt-1.3b", device="cuda", **options).flexgen_command
     assert command.endswith(f"  # run with {flags}, which python -m helpers measure has and FlexGen does not")
     assert "#" not in mini(model="opt-1.3b", device="cuda").flexgen_command
