@@ -20,7 +20,7 @@ from helpers.results import Log, MemorySeries, Samples
 from helpers.settings import Workload
 
 RECORDS, RUNS = 100_000, 500
-LOAD_S, ANALYSE_S = 10.0, 20.0  # the promise; a report of 500 splits has as many bars in each of Q1's plots
+LOAD_S, ANALYSE_S = 10.0, 20.0  # the promise; 500 splits are 500 bars in each of Q1's plots
 BUSY = 3.0  # what a machine that others use too may take longer
 
 
