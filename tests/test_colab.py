@@ -467,7 +467,6 @@ def test_forecasts_are_rounded(seconds, words):
 # ---------------------------------------------------------------- Colab's Jupyter
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not COLAB_PYTHON.exists(), reason="no .venv-colab (`make .venv-colab/ready` makes it)")
 @pytest.mark.parametrize("names", [["machine"], pytest.param([], marks=pytest.mark.long)], ids=["one", "all"])
