@@ -50,7 +50,7 @@ COPY_THREADS = 4
 COPIED = "copied, as FlexGen does"
 CGROUPS = Path("/sys/fs/cgroup")
 # What the homework asks to type: Q1's five commands, Q2's three, Q3's two with 4-bit weights (its others are Q1's),
-# Q4's three. The run with a cold page cache is no command of FlexGen's.
+# Q4's three. FlexGen has no command for the run with a cold page cache.
 TYPED = [
     row.id
     for question, rows in homework.QUESTIONS.items()

@@ -230,7 +230,7 @@ class RunRecord(Frozen):
             "projected": self.projected,
             "weights": self.weights,
             "command": settings.flexgen_command,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.samples.notes],
             "reason": self.failure.message if self.failure else None,
         }
 

@@ -414,7 +414,7 @@ def test_optional_runs_are_skipped_where_they_take_long(tmp_path, monkeypatch):
         assert forecast.affordable(plan, tmp_path) == (plan, {})
     minutes = sum(found.seconds for found in forecast.of_homework("cuda", tmp_path).values()) / 60
     assert 15 < minutes < 25
-    a_gpu("Some GPU", monkeypatch)  # nothing says how fast it is
+    a_gpu("Some GPU", monkeypatch)  # of unknown speed
     assert forecast.affordable(runs, tmp_path) == (runs, {})
     a_gpu("Tesla T4", monkeypatch)
     monkeypatch.setattr(lab, "without_figures", lambda runs, output: [])

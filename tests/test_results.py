@@ -276,3 +276,8 @@ def test_a_record_survives_json():
 def test_a_sweep_names_what_failed():
     failed = full_record()
     assert Sweep({"a": make_record(), "b": failed}).failed == {"b": failed}
+
+
+def test_json_lists_the_samplers_notes_too():
+    record = make_record(notes=("shared core",), samples=Samples(notes=("another reader",)))
+    assert record.as_json()["notes"] == ["shared core", "another reader"]

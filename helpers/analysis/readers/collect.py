@@ -122,7 +122,7 @@ def _read(path: Path, contents: _Contents) -> None:
     paths.check_file(path)
     try:
         path.stat()
-    except OSError as error:  # a name that is too long is no better than one that isn't there
+    except OSError as error:  # a name that is too long counts as missing
         raise Refused(f"{str(path)[:200]}: {error.strerror or 'no such file'}".replace("No such", "no such")) from None
     if path.stat().st_size > LARGE:
         contents.say(f"reading {path} ({path.stat().st_size / 1e6:,.0f} MB) ...")
