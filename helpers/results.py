@@ -68,6 +68,10 @@ class MemorySeries(Frozen):
     time_s: tuple[float, ...]
     used_gib: tuple[float, ...]
 
+    @property
+    def peak_gib(self) -> float | None:
+        return max(self.used_gib, default=None)
+
 
 class Samples(Frozen):
     """Everything sampled during a run. Parts that this machine can't provide are None, and `notes` says why."""

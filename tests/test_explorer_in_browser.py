@@ -270,6 +270,7 @@ class Sliders:
             times.append(self.page.evaluate("() => window.redrawn"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_sliders_move_measure_and_show(front_end, project, tmp_path):
     log = project / "out" / results.LOG_NAME

@@ -105,6 +105,7 @@ def test_a_run_has_the_environment_of_who_asks_for_it(monkeypatch, tmp_path):
     process.join()
 
 
+@pytest.mark.long
 def test_a_repeat_that_stood_still_is_noted_and_measured_again(monkeypatch, tmp_path, root):
     """SIGSTOP for 1.5 s in the measured window of the first try."""
     stopped = []

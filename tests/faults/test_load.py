@@ -67,7 +67,7 @@ def test_a_log_of_100_000_records_loads_and_analyses(long_log, tmp_path):
     assert len(latest) == RUNS
     with within(ANALYSE_S, "analyze"):
         document.analyze([long_log], tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").stat().st_size < 5e6
+    assert (tmp_path / "out" / "report.html").stat().st_size < 20e6
 
 
 def test_looked_through_or_read_whole_a_log_says_the_same(tmp_path):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -71,11 +72,13 @@ def test_without_a_home(command_line, tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="only root can become someone else")
-def test_a_home_that_cannot_be_written(command_line, tmp_path):
+def test_a_home_that_cannot_be_written(command_line, tmp_path, request):
     """Another user, whose home is not theirs: weights and runs go to the temporary folder, and it works."""
-    output, temporary, home = tmp_path / "out", tmp_path / "tmp", tmp_path / "home"
+    output, home = tmp_path / "out", tmp_path / "home"
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: it holds a socket
+    request.addfinalizer(lambda: shutil.rmtree(temporary))
+    output.mkdir()
     for folder in (output, temporary):
-        folder.mkdir()
         os.chown(folder, 65534, 65534)
     home.mkdir(mode=0o700)  # root's
     for folder in (tmp_path, *tmp_path.parents):
