@@ -100,3 +100,11 @@ def test_nothing_is_left_in_pyplot():
     if "matplotlib.pyplot" in sys.modules:
         assert not sys.modules["matplotlib.pyplot"].get_fignums()
     assert isinstance(plots.batch_size(T4).figure, Figure)
+
+
+def test_a_long_sweep_draws_the_first_splits_and_says_so():
+    splits = [f"{gpu} {100 - gpu} 100 0 100 0" for gpu in range(0, 100, 3)]
+    runs = [from_record(split, make_record(split)) for split in splits]
+    shown = plots.offload_sweep_throughput(runs)
+    assert f"the first {plots.MOST_SETTINGS} of {len(splits)}; the table has all" in shown.alt
+    assert len(shown.figure.axes[0].patches) == plots.MOST_SETTINGS

@@ -7,6 +7,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,10 @@ class Plot:
     drawn: bool = True
 
     def png(self) -> bytes:
+        return self._png
+
+    @cached_property
+    def _png(self) -> bytes:  # a report needs it twice, and drawing is what takes long
         buffer = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # a machine's name may have letters that the font lacks

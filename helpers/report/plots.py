@@ -36,6 +36,7 @@ from helpers.units import GIB, KIB, MIB
 
 __all__ = ["BLUE", "GREEN", "GREY", "ORANGE", "SKY", "VERMILION", "Plot", "every", "save"]
 
+MOST_SETTINGS = 24  # of a bar chart
 RULE_KIB = 32  # the homework's limit between small and large requests
 
 
@@ -58,17 +59,23 @@ def every(runs: Sequence[Run]) -> dict[str, Plot]:
 
 def offload_sweep_throughput(runs: Iterable[Run]) -> Plot:
     """Throughput by split, log scale."""
-    title, rows = "Throughput by offload split", homework_rows(runs).question("q1")
+    title, rows = _drawn("Throughput by offload split", homework_rows(runs).question("q1"))
     values = [throughput(row.run) for row in rows]
     return _by_split("q1_throughput", title, "Total throughput (token/s, log scale)", rows, values, log=True)
 
 
 def offload_sweep_memory(runs: Iterable[Run]) -> Plot:
     """Peak GPU memory by split."""
-    rows = homework_rows(runs).question("q1")
+    title, rows = _drawn("Peak GPU memory by offload split", homework_rows(runs).question("q1"))
     peaks, unit = _peaks([row.run for row in rows])
-    title = "Peak GPU memory by offload split"
     return _by_split("q1_memory", title, f"Peak GPU memory allocated ({unit})", rows, peaks, log=False)
+
+
+def _drawn(title: str, rows: Sequence[QuestionRow]) -> tuple[str, Sequence[QuestionRow]]:
+    """The rows that a bar chart can show legibly, and a title that says how many it leaves to the table."""
+    if len(rows) <= MOST_SETTINGS:
+        return title, rows
+    return f"{title} (the first {MOST_SETTINGS} of {len(rows):,}; the table has all)", rows[:MOST_SETTINGS]
 
 
 def _peaks(runs: Iterable[Run | None]) -> tuple[list[Value | None], str]:
@@ -95,9 +102,10 @@ def _by_split(
 def offload_sweep_parts(runs: Iterable[Run]) -> Plot:
     """Seconds of a pass that computing, PCIe and the disk tier take at most, next to the measured pass."""
     runs = tuple(runs)
-    title, name = "Parts of a pass, each alone", "q1_parts"
-    rates = analysis.offload_sweep.analyze(runs).rates
-    rows = [row for row in homework_rows(runs).question("q1") if row.id in rates.parts]
+    rates, name = analysis.offload_sweep.analyze(runs).rates, "q1_parts"
+    title, rows = _drawn(
+        "Parts of a pass, each alone", [row for row in homework_rows(runs).question("q1") if row.id in rates.parts]
+    )
     passes = [time.value for row in rows if (time := pass_time(row.run))]
     if not passes:
         return nothing(name, title)
@@ -198,9 +206,8 @@ def _line(
 
 def weight_compression(runs: Iterable[Run]) -> Plot:
     """Throughput and peak memory without and with 4-bit weights."""
-    title, name = "4-bit weights, before and after", "q3"
-    rows = homework_rows(runs).question("q3")
-    splits = list({row.run.split: row for row in rows}.values())
+    rows, name = homework_rows(runs).question("q3"), "q3"
+    title, splits = _drawn("4-bit weights, before and after", list({row.run.split: row for row in rows}.values()))
     runs_of = {(row.run.split, row.run.compress_weight): row.run for row in rows}
     before = [runs_of.get((row.run.split, False)) for row in splits]
     after = [runs_of.get((row.run.split, True)) for row in splits]

@@ -20,7 +20,7 @@ from helpers.results import Log, MemorySeries, Samples
 from helpers.settings import Workload
 
 RECORDS, RUNS = 100_000, 500
-LOAD_S, ANALYSE_S = 10.0, 20.0  # the promise; 500 splits are 500 bars in each of Q1's plots
+LOAD_S, ANALYSE_S = 2.0, 10.0  # the promise
 BUSY = 3.0  # what a machine that others use too may take longer
 
 
@@ -67,7 +67,7 @@ def test_a_log_of_100_000_records_loads_and_analyses(long_log, tmp_path):
     assert len(latest) == RUNS
     with within(ANALYSE_S, "analyze"):
         document.analyze([long_log], tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").stat().st_size < 20e6
+    assert (tmp_path / "out" / "report.html").stat().st_size < 5e6
 
 
 def test_looked_through_or_read_whole_a_log_says_the_same(tmp_path):
