@@ -95,9 +95,9 @@ def run(
     todo = [_Run(key, s, here[s.device]) for key, s in wanted.items() if key not in known]
     home.remove_leftovers(root)
     if todo:
-        paths.check_writable(log.path)
         paths.try_out(root, "offload folder")
         _check_sources([one.settings for one in todo], root)
+        paths.check_writable(log.path)  # last, since it makes the log
 
     made: dict[str, store.Weights] = {}
     bar = tqdm(

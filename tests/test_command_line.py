@@ -79,6 +79,7 @@ def test_a_run_that_this_machine_cannot_make_is_2(tmp_path, capfd, monkeypatch, 
     arguments = ("--json", "--offload-dir", folder_in_memory)
     assert measure(*arguments, percent="0 0 100 0 100 0", output=tmp_path) == REFUSED
     assert "memory, not a disk" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())  # nothing written either
 
 
 def test_every_option_of_flexgen_reaches_the_run(tmp_path, capfd):

@@ -248,6 +248,7 @@ FILES = [
     ("f.csv", f"{HEADER},wall_time_s\n{ROW},nan\n", ["analyze"], ["line 2", "'nan'"]),
     ("f.csv", f"{HEADER},wall_time_s\n{ROW},0\n", ["analyze"], ["line 2", "'0'"]),
     ("f.csv", f"{HEADER}\n{ROW}\n".encode("utf-16"), ["analyze"], ["f.csv", "throughput"]),
+    ("f.csv", f"{HEADER},notes\n{ROW},n\u00e9\n".encode("latin-1"), ["analyze"], ["f.csv", "UTF-8"]),
     ("f.csv", b"PK\x03\x04\x00\x00\x00", ["analyze"], ["f.csv"]),
     ("f.csv", f'{HEADER}\n"{"x" * 200_000}', ["analyze"], ["f.csv", "CSV"]),
     ("f.xlsx", b"PK\x03\x04", ["analyze"], ["f.xlsx", ".csv"]),

@@ -131,7 +131,10 @@ def _read(path: Path, contents: _Contents) -> None:
         return
     if path.stat().st_size > LARGEST_TEXT:
         raise Unrecognised(f"{path}: over 1 GiB, too large for figures")
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Refused(f"{path}: cannot be read ({error.strerror})") from error
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell's > writes UTF-16
     try:
         text = data.decode(encoding)
