@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from helpers import forecast, homework, paths
-from helpers.analysis.values import plain
+from helpers.analysis.values import memory, plain
 from helpers.errors import Refused
 from helpers.home import home
 from helpers.homework import FASTER
@@ -30,7 +30,7 @@ from helpers.predict.host_memory import host_memory
 from helpers.predict.memory_check import PROCESS_BYTES
 from helpers.predict.time_model import Prediction
 from helpers.report import plots
-from helpers.report.columns import Column, Table, build, memory
+from helpers.report.columns import Column, Table, build
 from helpers.results import RunRecord, Sweep
 from helpers.settings import OffloadSplit, RunSettings
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from factories import T4, changed, make_record, variant
+from helpers.analysis import values
 from helpers.analysis.values import Value
 from helpers.models import resolve
 from helpers.placement import place
@@ -78,7 +79,7 @@ def test_figures_have_the_digits_that_their_spread_allows(value, shown):
 
 @pytest.mark.parametrize("gib, shown", [(2.807, "2.807 GiB"), (0.00892, "9.13 MiB"), (0.0, "0 MiB")])
 def test_memory_has_a_unit_for_people(gib, shown):
-    assert columns.memory(gib) == shown
+    assert values.memory(gib) == shown
 
 
 def test_repeats_show_their_range():

@@ -15,9 +15,9 @@ from helpers.analysis.values import (
     Interval,
     Part,
     Value,
-    gib,
     latency,
     listed,
+    memory,
     pass_time,
     plain,
     ratio,
@@ -220,12 +220,12 @@ def _limits(answer: BatchSize) -> Part:
     if per_sequence is None:
         verdict, reason = "No: GPU memory runs out.", f"{kv}."
     elif per_sequence <= 0:
-        verdict = f"No, although the peak doesn't grow yet ({gib(peaks[0])} to {gib(peaks[-1])} GiB)."
+        verdict = f"No, although the peak doesn't grow yet ({memory(peaks[0])} to {memory(peaks[-1])})."
         reason = f"{kv}, so memory runs out once that outgrows what makes the peak now."
     else:
         mib = per_sequence * 1024
         grows = f"peak GPU memory grows by {plain(mib)} MiB per sequence"
-        verdict = f"No: {grows} ({gib(peaks[0])} to {gib(peaks[-1])} GiB)."
+        verdict = f"No: {grows} ({memory(peaks[0])} to {memory(peaks[-1])})."
         reason = f"{kv}."
         if mib > kv_mib:
             reason = f"Of that, {plain(kv_mib)} MiB are its fp16 KV cache, which stays on the GPU."

@@ -11,6 +11,7 @@ from typing import ClassVar, TypeGuard
 from helpers.analysis.matching import QuestionRow, Rows
 from helpers.homework import QUESTIONS
 from helpers.runs import Run
+from helpers.units import GIB, MIB
 
 # The emulation paces both links, so page cache makes no difference to its times.
 EMULATED = "measured on the emulated GPU"
@@ -275,15 +276,15 @@ def size(count: float) -> str:
 
 
 def rate(bytes_per_s: float, digits: int = 3) -> str:
-    """Bytes per second in GB/s, below 10 MB/s in MB/s."""
-    if bytes_per_s >= 1e7:
+    """Bytes per second in GB/s, below 100 MB/s in MB/s."""
+    if bytes_per_s >= 1e8:
         return f"{plain(bytes_per_s / 1e9, digits)} GB/s"
     return f"{plain(bytes_per_s / 1e6, digits)} MB/s"
 
 
-def gib(value: float) -> str:
-    """GPU memory to three decimals as FlexGen prints it; three digits where that would leave none."""
-    return plain(value) if value < 0.1 else f"{value:,.3f}"
+def memory(gib: float) -> str:
+    """GPU memory: 2.807 GiB, or 9.1 MiB where GiB would hide it."""
+    return f"{gib:,.3f} GiB" if gib >= 0.1 else f"{plain(gib * GIB / MIB)} MiB"
 
 
 def orders(low: float, high: float | None = None) -> str:

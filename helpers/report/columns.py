@@ -14,7 +14,6 @@ from helpers import paths
 from helpers.analysis.values import Value, in_line, plain, times
 from helpers.placement import Placement
 from helpers.settings import OffloadSplit
-from helpers.units import GIB, MIB
 
 NOT_KNOWN = "—"
 NO_BREAK = "\u00a0"
@@ -132,11 +131,6 @@ def figure(value: Value | float, most_decimals: int = 3) -> str:
 
 def ratio(value: Value | float) -> str:
     return figure(value, 2) if isinstance(value, Value) and value.repeated else times(value)
-
-
-def memory(gib: float) -> str:
-    """GPU memory: 2.807 GiB, or 9.1 MiB where GiB would hide it."""
-    return f"{gib:,.3f} GiB" if gib >= 0.1 else f"{plain(gib * GIB / MIB)} MiB"
 
 
 def percent_option(split: OffloadSplit) -> str:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from helpers import analysis, paths
 from helpers.analysis.matching import QuestionRow, Rows, homework_rows
 from helpers.analysis.readers import read_csv
-from helpers.analysis.values import Value, in_line, ratio as ratio_of, throughput
-from helpers.report.columns import Column, Table, build, figure, memory, ratio
+from helpers.analysis.values import Value, in_line, memory, ratio as ratio_of, throughput
+from helpers.report.columns import Column, Table, build, figure, ratio
 from helpers.report.environment import provenance
 from helpers.runs import Run
 

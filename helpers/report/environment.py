@@ -21,8 +21,8 @@ KINDS: dict[Kind, str] = {
     "measured on CUDA": "measured on CUDA. Latencies are FlexGen's own timers, the peak is "
     "`torch.cuda.max_memory_allocated`, without the CUDA context.",
     "measured on the emulated GPU": "emulated. FlexGen's own code ran with a CPU as the GPU; the host link was held to "
-    f"{EMULATED_T4.h2d_gb_s:g} GB/s and the disk tier to {EMULATED_T4.disk_gb_s:g} GB/s. Order and ratios carry "
-    "over to a real GPU, absolute values don't.",
+    f"{rate(1e9 * EMULATED_T4.h2d_gb_s)} and the disk tier to {rate(1e9 * EMULATED_T4.disk_gb_s)}. Order and ratios "
+    "carry over to a real GPU, absolute values don't.",
     "projected by FlexGen": "projected. FlexGen timed a few layer-steps and projected the rest.",
     "predicted": "predicted by a cost model, not measured.",
     "measured by you": "measured by you, as your files report them.",

@@ -17,6 +17,7 @@ from helpers.analysis.values import (
     Value,
     in_line,
     latency,
+    memory,
     plain,
     rate,
     ratio as ratio_of,
@@ -34,7 +35,6 @@ from helpers.report.columns import (
     attributes,
     build,
     figure,
-    memory,
     percent_option,
     ratio,
 )
