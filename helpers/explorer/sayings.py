@@ -37,7 +37,7 @@ def split(shown: View) -> str:
 def batch(shown: View) -> str:
     work = shown.settings.workload
     return _under_sliders(
-        f"{work.gpu_batch_size} × {work.num_gpu_batches} = <b>{work.effective_batch} sequences</b> at a time"
+        f"{work.gpu_batch_size:,} × {work.num_gpu_batches} = <b>{work.effective_batch:,} sequences</b> at a time"
     )
 
 
