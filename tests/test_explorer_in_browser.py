@@ -179,6 +179,9 @@ def _wait_for_port(server: subprocess.Popen, port: int, log: Path):
     raise AssertionError(f"the server does not answer: {log.read_text()}")
 
 
+TOOLTIP = "box => box.title || box.querySelector('[title]')?.title"
+
+
 class Sliders:
     """The page as a person sees it: controls by the words next to them."""
 
@@ -187,7 +190,8 @@ class Sliders:
         self.redraw_ms: dict[str, list[float]] = {}
 
     def control(self, name: str):
-        return self.page.locator(f'.widget-inline-hbox:has(> label:text-is("{name}"))')
+        labels = f'> label:text-is("{name}"), > label > span:text-is("{name}")'
+        return self.page.locator(f".widget-inline-hbox:has({labels})")
 
     def handle(self, name: str):
         return self.control(name).locator(self.front_end.handle)
@@ -280,7 +284,6 @@ class Sliders:
             times.append(self.page.evaluate("() => window.redrawn"))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_sliders_move_measure_and_show(front_end, project, tmp_path):
     log = project / "out" / results.LOG_NAME
@@ -328,7 +331,9 @@ def look(sliders: Sliders):
         assert sliders.track(name)["width"] >= 250, name
     assert sliders.page.locator('[title="null"], [title="undefined"]').count() == 0
     for name in (*SLIDERS, *SUPPOSED, "Machine", "Model", "KV cache on", "Activations on", "batch limit"):
-        assert sliders.control(name).evaluate("box => box.title || box.querySelector('[title]')?.title"), name
+        assert sliders.control(name).evaluate(TOOLTIP), name
+    for switch in sliders.page.locator(".widget-checkbox").all():
+        assert switch.evaluate(TOOLTIP), switch.inner_text()
 
 
 def move_every_control(sliders: Sliders, shoot):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import ipywidgets as widgets
@@ -54,6 +55,10 @@ TOOLTIPS = {
 def with_tooltip(widget: Any, text: str) -> Any:
     """The widget with a tooltip, by either version's name for it."""
     setattr(widget, "tooltip" if widget.has_trait("tooltip") else "description_tooltip", text)
+    if isinstance(widget, widgets.Dropdown | widgets.Checkbox) and widget.has_trait("description_allow_html"):
+        # ipywidgets 8 shows these ones' tooltips only if they have no description.
+        widget.description_allow_html = True
+        widget.description = f'<span title="{html.escape(text)}">{html.escape(widget.description)}</span>'
     return widget
 
 
